@@ -9,14 +9,12 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim figures PAPER          draw the figures of a paper, of several studies
        asyncsim runs                   list finished studies, the newest first
        asyncsim tag [FOLDER] NAME      name a folder, this one say, or a commit of a run
-       asyncsim untag NAME             remove a name
        asyncsim warp NAME              print the folder of a name
        asyncsim show [NAME]            open the page of a study in the browser, or the list of all
        asyncsim animate NAME           write a page, GIF or MP4 of the moving workers
        asyncsim diff NAME NAME         compare the options and curves of two studies
        asyncsim export NAME --csv      write a study's tables for LaTeX, R and pandas
        asyncsim cite NAME ...          BibTeX of methods, or of the methods of a folder
-       asyncsim train METHOD           train with real worker processes around a server
        asyncsim post-training          the study of asynchronous RL post-training
        asyncsim calibrate FILE         fit a cluster to a server's log; predict more workers
        asyncsim check-lag FILE         staleness in a log of rollouts, and its bound
@@ -27,7 +25,7 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
 
 _NO_COLOR = "--no-color"
 #: Commands that run a study, and its name.
-_OF_STUDIES = {"train": ["train"], "post-training": ["post_training"]}
+_OF_STUDIES = {"post-training": ["post_training"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,6 +38,8 @@ _COLUMNS = (
     "gradients_to_target",
     "seeds",
 )
+#: The places of methods that are compared with gossip on each topology.
+_RIVALS = ("server", "all-reduce")
 _OF_SUMMARY = ("topology", "method", "learning_rate", "run_folder")
 
 
@@ -50,7 +52,7 @@ def gossip(finished: Finished) -> Figure:
     table = table.assign(name=table["topology"].str.removesuffix("()").str.replace("_", " "))
     splits = list(table["dirichlet"].unique()) if "dirichlet" in table else [None]
     keys = ["topology", "method", "learning_rate", *(["dirichlet"] if "dirichlet" in table else [])]
-    names = list(table.loc[table["topology"] != "server", "name"].unique())
+    names = list(table.loc[~table["topology"].isin(_RIVALS), "name"].unique())
     looks = look.looks(table["method"].unique())
     labels = {method: appearance.label for method, appearance in looks.items()}
     curves: dict[tuple[float | None, str, str], Curve] = {}
@@ -88,7 +90,7 @@ def gossip(finished: Finished) -> Figure:
             shown = {
                 method: curve
                 for (of, place, method), curve in curves.items()
-                if of == split and place in (name, "server")
+                if of == split and place in (name, *_RIVALS)
             }
             for method, curve in shown.items():
                 draw_curve(axes, curve, looks[method], against, until)
@@ -102,7 +104,7 @@ def gossip(finished: Finished) -> Figure:
             elif accuracy and not look.is_narrow(columns):
                 axes.tick_params(labelleft=False)
     markers = dict(zip(names, look.MARKERS * len(names), strict=False))
-    serverless = table[table["topology"] != "server"]
+    serverless = table[~table["topology"].isin(_RIVALS)]
     for number, split in enumerate(splits):
         distance_axes, empty = (panels[(2 * number + below + 1) * columns - 1] for below in (0, 1))
         for point in _of(serverless, split).itertuples():

@@ -24,7 +24,7 @@ _MEASURED = ["workers", "momentum_measured", "standard_error", "momentum_theory"
 _GROUPS = ("method", "compute", "window")
 #: Error bars, in standard errors.
 _SIGMAS = 2
-_BEST = ["workers", "server_momentum", "lowest", "highest", "implicit"]
+_BEST = ["workers", "server_momentum", "lowest", "highest"]
 
 
 def momentum(finished: Finished) -> Figure:
@@ -53,8 +53,9 @@ def momentum(finished: Finished) -> Figure:
         capsize=2,
         label="best explicit",
     )
+    n = np.geomspace(counts.min(), counts.max(), 100)
     momentum_axes.plot(
-        counts, best["implicit"], color=look.GREY, linestyle="--", label="implicit: 1 \u2212 1/n"
+        n, 1 - 1 / n, color=look.GREY, linestyle="--", label="implicit: 1 \u2212 1/n"
     )
     momentum_axes.axhline(0, color=look.BLACK, linewidth=0.6)
     momentum_axes.set_xscale("log")

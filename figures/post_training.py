@@ -38,6 +38,8 @@ def rewards(finished: Finished) -> Figure | None:
     )
     target = finished.table("rewards.csv", ("target",))["target"].iloc[0]
     curves = curves[curves["commit_time"] > 0]
+    if curves.empty:  # all runs diverged before their first evaluation
+        return None
     queues = list(dict.fromkeys(curves["queue"]))
     figure, panels = look.new_grid(len(queues), 2.0, 0.6, sharex=True, sharey=True)
     looks = look.category_looks(dict.fromkeys(curves["correction"]))

@@ -33,12 +33,10 @@ _COLUMNS = (
 _MARKS = {
     "gradients alone": (look.BLACK, "|"),
     "replay": (look.BLUE, "o"),
-    "usual loop, JAX": (look.ORANGE, "s"),
-    "usual loop, PyTorch": (look.VERMILLION, "^"),
+    "usual loop": (look.ORANGE, "s"),
     "simulate": (look.SKY, "o"),
-    "usual SimPy model": (look.ORANGE, "D"),
 }
-_TITLES = {"trace": "simulation", "cnn": "CNN on MNIST", "mlp": "MLP on MNIST"}
+_TITLES = {"trace": "simulation", "cnn": "CNN on MNIST"}
 
 
 def throughput(finished: Finished) -> Figure:
@@ -62,10 +60,10 @@ def throughput(finished: Finished) -> Figure:
         loc="outside lower center",
         ncols=3,
     )
-    ratios = summary.loc[summary["contender"] == "usual loop, JAX", "ratio"]
+    ratios = summary.loc[summary["contender"] == "usual loop", "ratio"]
     if len(ratios):
         ends = " to ".join(dict.fromkeys(map(number_text, (ratios.min(), ratios.max()))))
-        figure.set_label(f"Replay is {ends} times as fast as the usual loop in JAX.")
+        figure.set_label(f"Replay is {ends} times as fast as the usual loop.")
     layout.title(figure, "Median of the turns; lines from the slowest to the fastest")
     return figure
 

@@ -113,7 +113,7 @@ def _job(config: Config, command: str) -> Job:
         command,
         _tested,
         *(command, config.device),
-        place=f"{_place(command)}-row",
+        folder="evidence",
         labels={"command": command},
         in_folder=True,
     )

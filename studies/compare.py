@@ -7,6 +7,7 @@ runs, the tables of the methods and of all learning rates, and figures. docs/com
 table.
 """
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ import pandas as pd
 from asyncsim.base.console import VERDICT, counted, note
 from asyncsim.base.errors import InputError, require_choice, require_positive
 from asyncsim.clusters.cluster_text import describe
+from asyncsim.methods import Method
 from asyncsim.problems import Problem
 from asyncsim.problems.problem import measures
 from asyncsim.study import results
@@ -155,25 +157,24 @@ def results_tables(
 
     Columns: as in `asyncsim.study.ranking.grid`, with all measures (the problem's last), and
     ``simulated_seconds`` of the runs; from their traces ``staleness_mean``, ``discarded`` (share of
-    discarded computations), ``messages`` and ``gigabytes`` (both ways; a parameter vector each,
-    unless the method's timing has other sizes); ``cut_off`` (seeds that met the target at the
-    end of their runs, but had not held it yet). The first table also has the columns of
-    `asyncsim.study.ranking.ranked`, the second ``best``, whether the rate is in the first, and
-    ``as_good`` (`asyncsim.study.ranking.as_good`).
+    discarded computations), ``messages`` and ``gigabytes`` (see `_costs`); ``cut_off`` (seeds that
+    met the target at the end of their runs, but had not held it yet). The first table also has the
+    columns of `asyncsim.study.ranking.ranked`, the second ``best``, whether the rate is in the
+    first, and ``as_good`` (`asyncsim.study.ranking.as_good`).
     """
     summary = finished.summary
     # A user's own method may have no learning rate.
     rate = summary.get("method.learning_rate", float("nan"))
     summary = summary.assign(learning_rate=rate).drop_duplicates([*_BY, "seed"])
-    vector = config.vector_bytes(cell.problem)
-    sizes = {
-        method.name: sum(method.timing.bytes_of_visit(vector, vector, config.bits))
-        for method in cell.methods
-    }
-    of_trace = {file: _costs(finished.trace(file)) for file in summary["trace_file"].unique()}
-    costs = pd.DataFrame([of_trace[file] for file in summary["trace_file"]], summary.index)
-    # A worker sends a message and reads.
-    costs["gigabytes"] = costs["messages"] / 2 * summary["method"].map(sizes) / 1e9
+    trace_of = functools.cache(finished.trace)  # methods and rates share a trace
+    methods = {method.name: method for method in cell.methods}
+    costs = pd.DataFrame(
+        [
+            _costs(cell, methods[row.method], trace_of(row.trace_file))
+            for row in summary.itertuples()
+        ],
+        summary.index,
+    )
     summary = summary.assign(**{name: costs[name] for name in costs})
     names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES)), "simulated_seconds"]
     grid_table = grid(summary, _BY, names, config.measured)
@@ -262,15 +263,21 @@ def report(
     return "\n".join(lines)
 
 
-def _costs(trace: Trace) -> dict[str, float]:
-    """Return the mean staleness of a trace, the share of discarded computations, and the messages
-    both ways.
+def _costs(cell: Cell, method: Method, trace: Trace) -> dict[str, float]:
+    """Return the mean staleness of a run, the share of discarded computations, and its traffic.
+
+    A worker sends a message and reads: a parameter vector each, unless the method's timing has
+    other sizes. The bytes of an all-reduce are those that all workers send.
     """
-    outcome = trace.frame["outcome"]
-    discarded = int(outcome.isin(["discarded", "cancelled"]).sum())
-    sent = int((outcome != "cancelled").sum())
+    outcome, vector = trace.frame["outcome"], cell.config.vector_bytes(cell.problem)
+    size = method.timing.bytes_of_visit(vector, vector, cell.config.bits)
+    visits = int((outcome != "cancelled").sum()) if any(size) else 0
+    sent = visits * sum(size)
+    if trace.cluster is not None and trace.policy.collective is not None:
+        sent = trace.cluster.all_reduced_bytes(vector) * (outcome == "applied").sum()
     return {
         "staleness_mean": trace.summary()["staleness_mean"],
-        "discarded": discarded / len(trace),
-        "messages": 2 * sent,
+        "discarded": float(outcome.isin(["discarded", "cancelled"]).mean()),
+        "messages": 2 * visits,
+        "gigabytes": sent / 1e9,
     }

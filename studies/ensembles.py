@@ -131,17 +131,15 @@ def _require_predictions(problem: Problem) -> None:
 
 
 def _verdict(summary: pd.DataFrame) -> str:
-    """Say how much lower the loss is of the largest ensemble than of one model."""
-    losses = [name for name in summary if name.endswith("_loss")]
-    means = summary.groupby(["method", "models"], sort=False)[losses[-1]].mean()
+    """Compare the ensemble's loss of one model with the loss of the largest ensemble."""
+    means = summary.groupby(["method", "models"], sort=False)["test_loss"].mean()
     clauses = []
     for method, by_size in means.groupby(level="method", sort=False):
-        sizes = by_size.droplevel("method")
-        one, all_models = (
-            number_text(sizes[size]) for size in (sizes.index.min(), sizes.index.max())
-        )
-        clauses.append(f"{method} falls from {one} for one model to {all_models} for all")
-    return f"the {axis_of(losses[-1])} of {'; '.join(clauses)}"
+        first, last = by_size.iloc[0], by_size.iloc[-1]
+        change = "falls" if last < first else "rises" if last > first else "stays"
+        ends = f"from {number_text(first)} for one model to {number_text(last)} for all"
+        clauses.append(f"of {method} {change} {ends}")
+    return f"the {axis_of('test_loss')} {'; '.join(clauses)}"
 
 
 def report(summary: pd.DataFrame) -> str:

@@ -1,7 +1,9 @@
-"""Without a server: gossip on topologies, compared with methods that have a server.
+"""Without a server: gossip on topologies, compared with all-reduces and with methods that have a
+server.
 
-Methods without a server are run on each topology, the rest on a cluster with a server, all with the
-same random numbers and each at the best of the learning rates that are tried. Options split the
+Methods without a server are run on each topology, methods behind a barrier with a collective by an
+all-reduce, the rest on a cluster with a server, all with the same random numbers and each at the
+best of the learning rates that are tried. Options split the
 data by class, or make a worker or a link slow. Prints the simulated time and the gradients to a
 target, and the distance of the replicas beside the topology's spectral gap; writes traces, runs,
 two tables and a figure.
@@ -26,6 +28,7 @@ from asyncsim.clusters.cluster_text import attack_text
 from asyncsim.clusters.laws import Constant, Law, scaled
 from asyncsim.clusters.network import PerWorker, per_worker
 from asyncsim.clusters.topologies import Topology, as_topology, slow_links
+from asyncsim.methods import Method
 from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.attacked import require_attackable
 from asyncsim.study.cell import Cell, meet
@@ -42,8 +45,8 @@ from asyncsim.theory import spectral_gap
 #: The table of each method on each topology at its best learning rate, beside the summary of all
 #: runs.
 TABLE = "gossip.csv"
-#: The topology of methods with a server, or with an all-reduce.
-SERVER = "server"
+#: The places of methods with a server and of those with an all-reduce, in the column of topologies.
+SERVER, ALL_REDUCE = "server", "all-reduce"
 #: Measures of the last evaluation that the table has, if the problem has them.
 _MEASURES = ("test_accuracy", "test_loss", "train_loss")
 
@@ -58,9 +61,16 @@ class Config(TargetOptions, StudyConfig):
     """Commits per worker, on average; a trace has steps * workers commits."""
     seeds: int = 1
     """Number of seeds: 0, 1, ... One trace per seed for each timing."""
-    methods: tuple[MethodLike, ...] = ("dpsgd", "sgp", "osgp", "adpsgd", "batch_sgd", "downpour")
+    methods: tuple[MethodLike, ...] = (
+        "dpsgd",
+        "sgp",
+        "osgp",
+        "adpsgd",
+        "batch_sgd(policy='barrier(collective=ring)')",
+        "downpour",
+    )
     """Methods to compare: those without a server are run on each topology, the others once, with a
-    server. batch_sgd is all-reduce: it waits for all."""
+    server, or with the all-reduce of their policy, as batch_sgd here."""
     topology: tuple[TopologyLike, ...] = ("ring()", "one_peer_exponential()", "complete()")
     """Topologies: ring(), exponential(), one_peer_exponential(), complete(),
     random_regular(degree), base2(), or FILE.py:FUNCTION. Methods whose workers meet in pairs leave
@@ -99,10 +109,11 @@ class Config(TargetOptions, StudyConfig):
             for entry in self.topology
         ]
         names = [repr(topology) for topology in topologies]
-        if len({*names, SERVER}) <= len(names):
+        if len({*names, SERVER, ALL_REDUCE}) <= len(names) + 1:
             raise InputError(
-                f"topology = {', '.join(names)}: one comes twice, or is called {SERVER!r}; give "
-                "each once, and matrices other names: adjacency(matrix, name=...)"
+                f"topology = {', '.join(names)}: one comes twice, or is called {SERVER!r} or "
+                f"{ALL_REDUCE!r}; give each once, and matrices other names: "
+                "adjacency(matrix, name=...)"
             )
         return dict(zip(names, topologies, strict=True))
 
@@ -133,8 +144,8 @@ class Config(TargetOptions, StudyConfig):
             **values,
         }
         place = options_of_cell.get("topology", SERVER)
-        if isinstance(place, str) and place != SERVER:
-            options_of_cell["topology"] = self.topologies()[place]
+        if isinstance(place, str):
+            options_of_cell["topology"] = self.topologies().get(place, SERVER)
         if np.isinf(options_of_cell.get("dirichlet", np.inf)):
             options_of_cell["dirichlet"] = None
         return _ClusterConfig(**{**options, **options_of_cell})
@@ -210,14 +221,15 @@ def run(config: Config) -> Result:
 
 @each_note_once()
 def _cells(config: Config) -> tuple[list[Cell], list[str]]:
-    """Build a cell for each topology and rate with its possible methods, and for the server.
+    """Build a cell for each place and rate with its possible methods.
 
     Second, notes on methods that are left out on a topology.
     """
     attack = parse_attack(config.attack)
     if attack is not None:
         attack.byzantine(config.workers)
-    grid: list[dict[str, Any]] = [{"topology": place} for place in (*config.topologies(), SERVER)]
+    places = (*config.topologies(), ALL_REDUCE, SERVER)
+    grid: list[dict[str, Any]] = [{"topology": place} for place in places]
     if set(config.dirichlet) - {"none", None}:
         # A number in every row: infinite for homogeneous data.
         values = [
@@ -239,10 +251,9 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
                 "or cannot be split by class; choose digits, mnist or cifar10, without dirichlet "
                 "in brackets, or a problem of yours whose train has a label"
             )
-        methods = []
+        methods, place = [], cell.values["topology"]
         for method in cell.methods:
-            gossips = method.gossips
-            if gossips != (cell.cluster.topology is not None):
+            if (place if place in (ALL_REDUCE, SERVER) else None) != _place(method):
                 continue
             try:
                 cluster = meet(cell.cluster, method.timing)
@@ -250,7 +261,7 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
                     require_attackable(method, cell.problem, attack, cluster.workers)
             except InputError as error:
                 note(f"{method.name} is left out: {error}")
-                left_out[f"{method.name} on {cell.values['topology']}"] = str(error)
+                left_out[f"{method.name} on {place}"] = str(error)
                 continue
             methods.append(method)
         if methods:
@@ -262,6 +273,14 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
             "robust_gossip, or run the study compare"
         )
     return cells, [f"left out: {combination}: {why}" for combination, why in left_out.items()]
+
+
+def _place(method: Method) -> str | None:
+    """Return the place of a method: the server, an all-reduce, or None for the topologies."""
+    policy = method.timing.policy
+    if method.gossips:
+        return None
+    return SERVER if policy is None or policy.collective is None else ALL_REDUCE
 
 
 def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
@@ -296,12 +315,13 @@ def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
 
 
 def verdict(table: pd.DataFrame, goal: Target) -> str:
-    """Compare the fastest method without a server with the methods that have one, the fastest
-    first.
+    """Compare the fastest method on a topology with all-reduces and methods that have a server, the
+    fastest first.
 
     Methods that missed the target with some seed follow, with their duration if it was shorter.
     """
-    serverless = table[(table["topology"] != SERVER) & (table["reached"] == table["seeds"])]
+    is_rival = table["topology"].isin([SERVER, ALL_REDUCE])
+    serverless = table[~is_rival & (table["reached"] == table["seeds"])]
     # With equal numbers of gradients, methods end at different times.
     longest = table["simulated_seconds"].max()
     missed = [
@@ -315,17 +335,18 @@ def verdict(table: pd.DataFrame, goal: Target) -> str:
     ]
     lacking = f"; not reached with every seed: {', '.join(missed)}" if missed else ""
     if serverless.empty:
-        return f"no method without a server reached {goal} with every seed{lacking}"
+        return f"no method on a topology reached {goal} with every seed{lacking}"
     fastest = serverless.loc[[serverless["time_to_target"].idxmin()]]
-    with_server = table[(table["topology"] == SERVER) & (table["reached"] == table["seeds"])]
-    compared = pd.concat([fastest, with_server]).sort_values("time_to_target", kind="stable")
+    rivals = table[is_rival & (table["reached"] == table["seeds"])]
+    compared = pd.concat([fastest, rivals]).sort_values("time_to_target", kind="stable")
     clauses: list[str] = []
     first = compared.iloc[0]
     for _, row in compared.iterrows():
         place = row["topology"].removesuffix("()").replace("_", " ")
-        subject = f"{row['method']} on the {place}{'' if place in ('ring', SERVER) else ' graph'}"
-        if row["topology"] != SERVER:
-            subject = f"the fastest without a server, {subject},"
+        where = {SERVER: "on the server", ALL_REDUCE: "by all-reduce", "ring": "on the ring"}
+        subject = f"{row['method']} {where.get(place, f'on the {place} graph')}"
+        if row["topology"] not in (SERVER, ALL_REDUCE):
+            subject = f"the fastest on a topology, {subject},"
         time, gradients = row["time_to_target"], row["gradients_to_target"]
         work = gradients / first["gradients_to_target"]
         clauses.append(

@@ -340,10 +340,10 @@ def _grid(config: Config) -> list[dict[str, Any]]:
 
 def _job(cell: Cell, method: Method) -> Job:
     return measurement(
-        f"{describe(cell.cluster)}, {method.name}",
+        f"{describe(cell.cluster)}, {method.name}, {counted(cell.config.seeds, 'seed')}",
         _measured,
         *(cell, method),
-        place=f"parts/{cell.folder}/{method.name}-{counted(cell.config.seeds, 'seed')}",
+        folder=f"parts/{cell.folder}",
         labels={**_of_cell(cell), "method": method.name},
         say=_momentum_told,
     )

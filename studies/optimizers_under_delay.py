@@ -217,11 +217,8 @@ def tried(learning_rate: Any, adaptive: Any, optimizer: str) -> Method:
 
 def _job(config: Config, case: Case, optimizer: str, problem: Problem) -> Job:
     labels = {"source": case.source, "delay": case.delay, "optimizer": optimizer}
-    name = f"{case.name}, {optimizer}"
-    place = f"parts/{name}, {counted(config.seeds, 'seed')}"
-    return measurement(
-        name, _losses, config, case, optimizer, problem, labels, place=place, labels=labels
-    )
+    name = f"{case.name}, {optimizer}, {counted(config.seeds, 'seed')}"
+    return measurement(name, _losses, config, case, optimizer, problem, labels, labels=labels)
 
 
 def _losses(

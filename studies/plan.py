@@ -216,12 +216,9 @@ def run(config: Config) -> Result:
     for first in range(0, len(candidates), job_size):
         batch = candidates[first : first + job_size]
         name = f"combinations {first + 1} to {first + len(batch)} of {len(candidates)}"
+        name += f", {counted(config.seeds, 'seed')}"
         arguments = (batch, horizon, config.simulate, config.seeds, results.SUMMARY)
-        jobs.append(
-            measurement(
-                name, measure_all, *arguments, place=f"parts/{first:05d}-seeds{config.seeds}"
-            )
-        )
+        jobs.append(measurement(name, measure_all, *arguments))
     follow = None if not config.replay else functools.partial(_replays, config, candidates)
     conclude = functools.partial(_conclude, config, candidates)
     return run_jobs(

@@ -22,7 +22,7 @@ import pandas as pd
 
 from asyncsim.base.calls import called
 from asyncsim.base.console import counted, number_text, over_seeds
-from asyncsim.base.errors import InputError, require_count
+from asyncsim.base.errors import InputError, require_count, require_number
 from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Law, scaled
@@ -33,7 +33,7 @@ from asyncsim.replays.post_training import replay_members
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, text_of
-from asyncsim.study.config import JobOptions
+from asyncsim.study.config import MOST_SEEDS, JobOptions
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.ranking import Measure, at_the_edge, means, spread, tuned
@@ -176,9 +176,11 @@ class Config(JobOptions):
             for name in filter(self.changed, names):
                 value = getattr(self, name)
                 raise InputError(f"{name} = {value}: has no effect {reason}; leave it out")
-        for name in ("steps", "seeds"):
-            require_count(name, getattr(self, name))
-        require_count("split", self.split, 0)
+        require_count("steps", self.steps)
+        require_count("seeds", self.seeds, maximum=MOST_SEEDS)
+        require_count("split", self.split, 0, 1000)
+        if self.target is not None:
+            require_number("target", self.target)
         if self.split == 1:
             raise InputError("split = 1: one accelerator cannot be divided; give 2 or more")
         check_values("queues", self.queues)
@@ -286,7 +288,6 @@ def _queue_job(
         f"{queue}, seed {seed}",
         _measure,
         *(config, queue, cluster, seed, problem, optimizer),
-        place=f"parts/{queue}-seed{seed}",
         labels={"queue": queue, "seed": seed},
     )
 
@@ -347,7 +348,7 @@ def timeline(queue: str, trace: Trace) -> dict[str, pd.DataFrame]:
     samples = trace.samples[trace.samples["slot"] < _SLOTS_SHOWN]
     samples = samples.assign(end_time=samples["end_time"].fillna(end))
     samples = samples[(samples["end_time"] > begin) & (samples["start_time"] < end)]
-    updates = trace.frame[(trace.frame["commit_time"] > begin) & (trace.frame["start_time"] < end)]
+    updates = trace.frame[(trace.frame["commit_time"] >= begin) & (trace.frame["start_time"] < end)]
     shown = {
         TIMELINE: samples[["slot", "start_time", "end_time", "staleness", "outcome"]].assign(
             slots=slots
@@ -361,10 +362,7 @@ def _split_job(config: Config, queue: str, cluster: Cluster, generating: int) ->
     """Return the job of a clock with the accelerators divided in one way."""
     labels = {"queue": queue, "generating": generating, "training": config.split - generating}
     name = f"{queue}, {generating} of {config.split} accelerators generate"
-    place = f"parts/{queue}-{generating}of{config.split}"
-    return measurement(
-        name, _divided, config, cluster, labels, place=place, labels=labels, errors=SPLIT
-    )
+    return measurement(name, _divided, config, cluster, labels, labels=labels, errors=SPLIT)
 
 
 def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables:
@@ -412,13 +410,15 @@ def _train(
 def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Add the target of the reward, and the time to it, to the rows of runs."""
     start = evaluations.loc[evaluations["commit"] == 0, "reward"].mean()
-    best = summary.loc[summary["status"] == "finished", "reward"].max()
+    best = np.fmax(start, summary.loc[summary["status"] == "finished", "reward"].max())
     target = config.target if config.target is not None else (start + best) / 2
     keys = ["queue", "correction", "learning_rate", "seed"]
     runs = evaluations.groupby(keys, sort=False)
     times = {
         name: [
             time_to_target(run["commit_time"], -run["reward"], -target, hold)
+            if target > start
+            else np.inf
             for run in (
                 runs.get_group(values)
                 for values in summary[keys].itertuples(index=False, name=None)
@@ -538,7 +538,7 @@ def answer(tables: dict[str, pd.DataFrame]) -> str:
         target = number_text(rewards["target"].iloc[0])
         met = rewards[np.isfinite(rewards["time_to_target"])]
         if met.empty:
-            return f"{text}; no setting reaches a reward of {target} with every seed."
+            return f"{text}; no setting rises to a reward of {target} with every seed."
         first = met.loc[met["time_to_target"].idxmin()]
         text += (
             f"; quickest to a reward of {target}: {first['queue']} with {first['correction']} at a "

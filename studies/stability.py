@@ -231,11 +231,10 @@ def job_of(search: Search, fraction: float) -> Job:
     seeds = counted(search.cells[0].config.seeds, "seed")
     return measurement(
         f"limits of {search.method}, {search.question.replace('_', ' ')} with {fixed} "
-        f"{search.at:.4g}",
+        f"{write(search.at)}, {seeds}",
         limits_of,
         search,
         fraction,
-        place=f"parts/{search.method}-{search.question}-at-{write(search.at)}-{seeds}",
         labels=_labels(search),
         errors=TABLES[0],
         say=_search_text,

@@ -231,9 +231,9 @@ gossip --methods downpour --topology ring() | none can be run on topology
 gossip --slow-link 0 | slow_link = 0.0: must be above zero
 gossip --slow-link 5 | its links take no time, so that none can be slow; give latency
 gossip --topology slow_links(ring(),[[0,9,5]]) --workers 4 --latency 1 | there is no link between 0 and 9
-validate --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'?
-validate --topology ring() --extrapolate | extrapolate = True: needs a server
-validate --topology ring() --service 0.1 | there is no server; leave service out
+real --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'?
+real --topology ring() --extrapolate | extrapolate = True: needs a server
+real --topology ring() --service 0.1 | there is no server; leave service out
 compare --seeds 0 | seeds =
 staleness --address auto | address = 'auto': is an option of --executor ray; add that
 staleness --cpus-per-run 2 | cpus_per_run = 2: is an option of --executor ray; add that
@@ -243,7 +243,7 @@ staleness --executor ray --accelerators-per-run 1.5 | accelerators_per_run = 1.5
 staleness --executor ray --device gpu | device = 'gpu': runs that Ray spreads have only the accelerators they
 staleness --executor ray --device cpu --accelerators-per-run 1 | accelerators_per_run = 1: would lie idle
 throughput --tasks=mnist | tasks = 'mnist': unknown;
-throughput --tasks | tasks: none given; choose from trace, quadratic, digits, cnn, mlp
+throughput --tasks | tasks: none given; choose from trace, quadratic, digits, cnn
 throughput --tasks=trace,trace | tasks = trace, trace: one comes twice; give each once
 throughput --methods=sgd | methods = 'sgd': unknown;
 throughput --methods | methods: none given; choose from downpour, gem, all
@@ -252,7 +252,6 @@ throughput --workers | workers: none given; give at least one number
 throughput --workers 3 3 | workers = 3, 3: one comes twice; give each once
 throughput --repeats=0 | repeats = 0: must be at least 1
 throughput --seconds=0 | seconds = 0.0: must be above zero (s)
-throughput --tasks=mlp --workers=1000 | workers = 1000: mlp is measured with at most 100; give fewer
 """
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from asyncsim import Exponential, methods, problems, replay, simulate, study
 from asyncsim.clusters.cluster import Cluster
+from asyncsim.study.finished import figures as finished_figures
 from asyncsim.study.finished import read
 from figures import __main__ as figures
 
@@ -46,6 +47,9 @@ def test_one_worker_finds_the_momentum_of_theory(tmp_path, capsys):
         0.67,
         0.9,
     ]
+    axes = finished_figures("best_momentum").momentum(read(result.folder, "best_momentum")).axes[0]
+    (theory,) = (line for line in axes.get_lines() if "implicit" in line.get_label())
+    assert np.interp(4, *theory.get_data()) == pytest.approx(0.75, abs=1e-3)
     before = (result.folder / "momentum.png").read_bytes()
     assert figures.main(["momentum", "--results", str(tmp_path), "--out", str(result.folder)]) == 0
     assert (result.folder / "momentum.png").read_bytes() == before

@@ -17,7 +17,7 @@ from asyncsim.claims import LISTS, claims_of
 from asyncsim.claims.claim import Claim, Comparison, Finding, above, below, measured, verdict
 from asyncsim.claims.gem import compliance, generalizes
 from asyncsim.claims.lsgd import _AT_LEAST_AS_LOW, sooner
-from asyncsim.runs.index import entries
+from asyncsim.runs.known import entries
 from asyncsim.study import command, configure
 from asyncsim.study.ranking import Measure
 

@@ -5,12 +5,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Trace, methods, problems, study
+import asyncsim
+from asyncsim import Trace, methods, problems, simulate, study
 from asyncsim.base.errors import InputError
 from asyncsim.pages.page import two_runs
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
+from asyncsim.study.sweep import sweep
 from asyncsim.study.target import Target, time_to_target
 
 compare = study.load("compare")
@@ -101,6 +103,61 @@ def test_target_and_costs_are_those_of_runs_and_traces():
     assert row["messages"] == 2 * len(frame) and row["gigabytes"] == pytest.approx(
         2 * 60 * 17_226 * 4 / 1e9
     )
+
+
+def _round(methods, **options):
+    """Simulate three rounds of a method's cluster; return the seconds and the bytes of a round."""
+    config = compare.Config(problem="quadratic", methods=methods, compute="1", **options)
+    (cell,) = sweep(config, [{}])
+    (method,) = cell.methods
+    cluster, _ = cell.cluster_of(method)
+    trace = simulate(cluster, 3 * cluster.workers)
+    costs = compare._costs(cell, method, trace)
+    first, *_, last = trace.frame["commit_time"].unique()
+    return (last - first) / 2, 1e9 * costs["gigabytes"] / 3, costs["messages"]
+
+
+@pytest.mark.parametrize(
+    ("collective", "seconds", "sent"),
+    [
+        # 4 workers, 80 bytes at 40 bytes/s, .5 s a message. Six messages of a quarter, one after
+        # the other.
+        ("ring", 6 * (0.5 + 0.5), 2 * 3 * 80),
+        ("tree", 4 * (2.0 + 0.5), 2 * 3 * 80),  # two levels up, two down
+        # A half, a quarter, a quarter, a half.
+        ("halving_doubling", 1.0 + 0.5 + 0.5 + 1.0 + 4 * 0.5, 4 * 1.5 * 80),
+        ("shared_link", 4 * 2.0 + 0.5 + 4 * 2.0 + 0.5, 8 * 80),
+        # A ring of two at each site, a ring of two between them, a message to the other at each.
+        ("two_level", 2 * (1.0 + 0.5) + 2 * (1.0 + 0.5) + 2.5, 4 * 80 + 2 * 80 + 2 * 80),
+    ],
+)
+@pytest.mark.parametrize("method", ["batch_sgd", "batch_sgd(policy='barrier(collective={})')"])
+def test_a_round_of_each_collective_by_hand(method, collective, seconds, sent):
+    """Whether the cluster has the all-reduce or the method asks for it: a second of computing, then
+    the all-reduce.
+    """
+    options = dict(workers=4, latency="0.5", bandwidth=40.0, message_bytes=80.0)
+    if collective == "two_level":
+        options["sites"] = (2, 2)
+    if method == "batch_sgd":
+        options["policy"] = f"barrier(collective={collective})"
+    measured = _round((method.format(collective),), **options)
+    assert measured == (pytest.approx(1 + seconds), pytest.approx(sent), 24)
+
+
+def test_a_lone_worker_has_no_network():
+    for method in ("sgd", "entropy_sgd"):
+        far = dict(sites=(1, 2), far_latency="2", server_site=1, bandwidth=40.0, message_bytes=80.0)
+        window = methods.METHODS[method]().timing.window or 1
+        measured = _round((method,), workers=3, latency="0.5", service="0.25", **far)
+        assert measured == (pytest.approx(window + 0.25), 0, 0)
+
+
+def test_a_rule_needs_the_messages_that_an_all_reduce_adds():
+    robust = methods.robust()
+    trace = simulate(asyncsim.Cluster(4, 1.0, policy="barrier(collective=ring)"), 8)
+    with pytest.raises(InputError, match="an all-reduce adds the messages"):
+        asyncsim.replay(trace, robust, problems.quadratic([1.0]))
 
 
 @pytest.mark.parametrize(

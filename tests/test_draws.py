@@ -23,7 +23,7 @@ from asyncsim import (
 )
 from asyncsim.methods import Method, gradient_steps
 from asyncsim.methods.compression import quantized
-from asyncsim.replays.plan import method_key, visit_keys
+from asyncsim.replays.plan import method_key, visit_key
 
 
 def telling(**options):
@@ -110,7 +110,8 @@ def test_each_local_step_draws_its_own():
 )
 def test_quantized_messages_are_the_update_in_the_mean_and_within_their_bound(levels, bucket, size):
     vector = jax.random.normal(jax.random.key(1), (300,))
-    keys = visit_keys(method_key(0), *np.indices((40, 50), np.int32)).reshape(-1)
+    places = (index.ravel() for index in np.indices((40, 50), np.int32))
+    keys = jax.vmap(visit_key, (None, 0, 0))(method_key(0), *places)
     drawn = np.asarray(jax.vmap(lambda key: quantized(key, vector, levels, bucket))(keys))
     parts = np.array_split(np.asarray(vector), range(size, 300, size))
     norms = np.concatenate([np.full(len(part), np.linalg.norm(part)) for part in parts])

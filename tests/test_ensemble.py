@@ -114,11 +114,12 @@ def test_order_and_configuration():
 def test_a_local_optimizer_and_a_problem_with_state(lenient):
     trace = make_trace(window=3, commits=120)
 
-    def factory(rate):
-        return Method(optax.adam(rate), "adam", {"rate": rate})
+    @methods.declared
+    def adam(rate=0.01):
+        return Method(optax.adam(rate))
 
     for found, expected in zip(
-        *both(trace, factory, stateful_problem(), seeds=[0, 1], rate=[0.01, 0.02]), strict=True
+        *both(trace, adam, stateful_problem(), seeds=[0, 1], rate=[0.01, 0.02]), strict=True
     ):
         assert_same(found, expected)
 
@@ -136,18 +137,18 @@ def test_members_that_diverge_end_and_the_others_go_on():
     assert all(run.diverged_at is not None for run in runs)
 
 
-def choosing(learning_rate=0.1, fast=True):
+def halved(learning_rate=0.1, fast=True):
     return methods.downpour(learning_rate=learning_rate if fast else learning_rate / 2)
 
 
-def test_choices_are_not_batched():
+def test_methods_that_differ_in_numbers_alone_are_a_batch():
     trace, problem = make_trace("exchange", commits=60), make_problem("quadratic")
-    with pytest.raises(
-        InputError, match=r"fast = \[True, False\]: values of one batch must be numbers"
-    ):
-        replay_ensemble(trace, choosing, problem, batched=True, fast=[True, False])
-    one, other = replay_ensemble(trace, choosing, problem, batched=False, fast=[True, False])
-    assert one.commits["update_norm"].iloc[0] > other.commits["update_norm"].iloc[0]
+    for batched in (True, False):
+        fast, slow = replay_ensemble(trace, halved, problem, batched=batched, fast=[True, False])
+        norms = [run.commits["update_norm"].iloc[0] for run in (fast, slow)]
+        np.testing.assert_allclose(norms[0], 2 * norms[1], rtol=1e-6)
+    with pytest.raises(InputError, match=r"pi_max.*batched=False"):
+        replay_ensemble(trace, methods.gem, problem, batched=True, pi_max=[None, 5.0])
 
 
 @pytest.mark.full
@@ -167,23 +168,3 @@ def test_counts_and_choices_of_a_method_are_run_one_by_one():
             assert run.commits["loss"].tolist() == alone.commits["loss"].tolist()
         with pytest.raises(InputError, match=rf"{name}.*batched=False"):
             replay_ensemble(trace, factory, problem, batched=True, **differing)
-
-
-def kept(learning_rate=0.05, keep=1.0):
-    """Sends the first of the update's entries; how many is known only once a value is looked at."""
-
-    def message(worker, update, start, central, visit):
-        return update.at[int(keep * update.size) :].set(0), worker, {}
-
-    values = {"learning_rate": learning_rate, "keep": keep}
-    return Method(methods.gradient_steps(learning_rate), "kept", values, message=message)
-
-
-def floored(learning_rate=0.05, floor=0.0):
-    """Looks at a value in its local optimizer."""
-
-    def update(gradients, state, params=None):
-        return jax.tree.map(lambda leaf: -learning_rate * leaf * max(floor, 1.0), gradients), state
-
-    optimizer = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-    return Method(optimizer, "floored", {"learning_rate": learning_rate, "floor": floor})

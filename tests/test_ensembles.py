@@ -44,6 +44,20 @@ def test_an_ensemble_beats_its_models(tmp_path, capsys):
     assert (tmp_path / "out" / "ensembles.png").exists()
 
 
+def test_the_verdict_is_about_the_ensemble():
+    table = pd.DataFrame(
+        {
+            "method": "sgd",
+            "models": [1, 2],
+            "test_loss": [0.3361, 0.3447],
+            "single_loss": [0.3361, 0.4224],
+        }
+    )
+    assert ensembles._verdict(table) == (
+        "the test loss of sgd rises from 0.336 for one model to 0.345 for all"
+    )
+
+
 def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
     untested = dataclasses.replace(problems.digits(), test=None)
     with pytest.raises(InputError, match="no test data"):

@@ -385,7 +385,7 @@ def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_i
             measurement(
                 f"job {x}",
                 *(function, x),
-                place=f"parts/of/{x}",
+                folder="parts/of",
                 labels={"x": x},
                 errors="b.csv",
                 say=lambda tables: f"{len(tables['b.csv'])} rows",
@@ -415,10 +415,10 @@ def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_i
         3,
     ]
     assert (
-        runner.missing == ["parts/of/0.json", "parts/of/1.json"]
+        runner.missing == ["parts/of/job 0.json", "parts/of/job 1.json"]
         and list(map(list, runner.failed.values())) == [["b.csv"]] * 2
     )
-    assert unsealed(Path("parts/of/2.json"))["tables"] == measured(2)
+    assert unsealed(Path("parts/of/job 2.json"))["tables"] == measured(2)
     lines = capsys.readouterr().err.splitlines()
     assert (
         lines[0].startswith("[1/4] job 3: 2 rows, in ")

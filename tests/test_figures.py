@@ -288,7 +288,7 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
     assert not list(tmp_path.glob(".*"))
 
 
-def test_the_folder_of_another_study_is_refused(results, tmp_path, name="fairness"):
+def test_the_folder_of_another_study_is_refused(results, tmp_path, name="real"):
     folder = shutil.copytree(results, tmp_path / "copy")
     (folder / "config.json").write_text(json.dumps({"study": "compare"}))
     before = sorted(folder.iterdir())
@@ -543,10 +543,10 @@ def test_a_finding_names_the_best_and_how_far_the_next_one_is(ranges, rising, fi
 def test_captions_say_with_how_many_seeds_a_target_was_missed_and_when_it_was_crossed():
     runs = pd.DataFrame(
         {
-            "method": ["sgd"] * 2 + ["gem"] * 2 + ["far"] * 2,
-            "time_to_target": [40.0, 44.0] + [np.inf] * 3 + [50.0],
-            "first_touch": [40.0, 44.0, 36.0, 36.6, 9.0, 50.0],
-            "train_loss": [0.1, 0.1, 0.2, 0.2, 0.5, 0.1],
+            "method": ["sgd"] * 2 + ["gem"] * 2 + ["far"] * 2 + ["lsgd"] * 2,
+            "time_to_target": [40.0, 44.0] + [np.inf] * 3 + [50.0] + [np.inf] * 2,
+            "first_touch": [40.0, 44.0, 36.4, 39.1, 9.0, 50.0, 30.0, 20.0],
+            "train_loss": [0.1, 0.1, 0.2, 0.2, 0.5, 0.1, 0.2, 0.5],
         }
     )
     config = {"target": 0.3, "target_of": "train_loss"}
@@ -554,7 +554,8 @@ def test_captions_say_with_how_many_seeds_a_target_was_missed_and_when_it_was_cr
     times = runs.groupby("method")["time_to_target"].agg(["mean", "min", "max"])
     assert findings.best(times, "time (s)", failure=words) == (
         "The time is lowest for sgd (42.0 s); far missed the target with 1 of 2 seeds; gem crosses "
-        "it at 36.3 s with both seeds but ends before it is held."
+        "it at 36.4 to 39.1 s with both seeds but ends before it is held; lsgd crosses it at 30.0 "
+        "s with 1 of 2 seeds but ends before it is held and missed the target with 1 of 2 seeds."
     )
 
 

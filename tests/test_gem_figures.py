@@ -107,7 +107,7 @@ def test_missing_results_are_named_with_their_study_and_cost_and_the_others_draw
     told = capsys.readouterr()
     assert told.out.split() == [str(tmp_path / "out" / f"queue.{kind}") for kind in ("png", "pdf")]
     (line,) = [
-        line for line in told.err.splitlines() if line.startswith("missing: 1a, 1b, 1c, 1d, 3, ")
+        line for line in told.err.splitlines() if line.startswith("missing: 1a, 1b, 1c, 1d, 3: ")
     ]
     assert (
         "asyncsim study stability --scale small|paper --out RESULTS/stability" in line

@@ -2,6 +2,8 @@
 it cannot use.
 """
 
+import dataclasses
+
 import pandas as pd
 import pytest
 
@@ -18,6 +20,7 @@ SMALL = {
     "slow": 5.0,
     "problem": "digits(hidden=[8])",
 }
+RING = "batch_sgd(policy='barrier(collective=ring)')"
 TOPOLOGIES = ("ring()", "one_peer_exponential()")
 
 
@@ -27,9 +30,7 @@ pytestmark = pytest.mark.usefixtures("unrendered_figures")
 @pytest.mark.full
 def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     out = tmp_path / "gossip"
-    config = gossip.Config(
-        **SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", "batch_sgd"), out=out
-    )
+    config = gossip.Config(**SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", RING), out=out)
     _, summary = gossip.run(config)
     said = capsys.readouterr()
     assert (
@@ -38,7 +39,7 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     )
     assert "one seed cannot show the noise" in said.out
     assert "of 0.3 is reached and held at the next 2 evaluations" in said.out
-    assert "the fastest without a server, " in said.out
+    assert "the fastest on a topology, " in said.out
     assert " reaches a test accuracy of 0.3 in " in said.out and "(one seed" in said.out
     assert len(summary) == 4 * 2  # on a directed graph nobody meets in pairs
     finished = read(out, "gossip")
@@ -48,7 +49,7 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
         ("ring()", "sgp"),
         ("ring()", "adpsgd"),
         (TOPOLOGIES[1], "sgp"),
-        ("server", "batch_sgd"),
+        ("all-reduce", "batch_sgd"),
     ]
     assert table["spectral_gap"].iloc[0] == pytest.approx(theory.spectral_gap("ring()", 4))
     for row in table.itertuples():
@@ -65,9 +66,7 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     for path in files:
         path.unlink()
     gossip.run(
-        gossip.Config(
-            **SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", "batch_sgd"), resume=out
-        )
+        gossip.Config(**SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", RING), resume=out)
     )
     assert "read" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in files} == files
@@ -108,15 +107,40 @@ def test_the_verdict_begins_with_the_fastest_and_its_ratios_are_above_one():
     goal = Target(0.3)
     assert gossip.verdict(table, goal) == (
         "downpour on the server reaches a training loss of 0.3 in 1.60 s and 4 gradients; the "
-        "fastest without a server, dpsgd on the ring, takes 4.00 times as long and 5.75 times the "
+        "fastest on a topology, dpsgd on the ring, takes 4.00 times as long and 5.75 times the "
         "gradients (one seed, rate 0.1)"
     )
     slow_server = table.assign(time_to_target=[9.0, 6.4, 12.8], learning_rate=[0.1, 0.1, 0.2])
     assert gossip.verdict(slow_server, goal) == (
-        "the fastest without a server, sgp on the one peer exponential graph, reaches a training "
+        "the fastest on a topology, sgp on the one peer exponential graph, reaches a training "
         "loss of 0.3 in 6.40 s and 22 gradients; downpour on the server takes 2.00 times as long "
         "and 5.50 times fewer gradients (one seed)"
     )
+
+
+def test_an_all_reduce_is_a_collective(capsys):
+    """It is the rival by default; the server's barrier has its own row, and a random latency leaves
+    the all-reduce out.
+    """
+    options = {**SMALL, "topology": ("ring()",), "tune": (0.1,)}
+    config = gossip.Config(**options, methods=("sgp", RING, "averaging", "downpour"), latency="0.5")
+    cells, left_out = gossip._cells(config)
+    clusters = {
+        (cell.values["topology"], method.name): cell.cluster_of(method)[0]
+        for cell in cells
+        for method in cell.methods
+    }
+    assert [*clusters] == [
+        ("ring()", "sgp"),
+        ("all-reduce", "batch_sgd"),
+        ("server", "averaging"),
+        ("server", "downpour"),
+    ]
+    assert clusters["all-reduce", "batch_sgd"].collective_time == 2 * 3 * 0.5 and not left_out
+    assert "barrier(collective=ring)" in str(gossip.Config().methods)
+    random = dataclasses.replace(config, latency="exponential(0.5)")
+    _, (why,) = gossip._cells(random)
+    assert why.startswith("left out: batch_sgd on all-reduce: latency = exponential(mean=0.5)")
 
 
 def test_a_slow_link_is_one_of_worker_0():
@@ -148,7 +172,7 @@ def test_methods_without_a_server_are_attacked(tmp_path, capsys):
     assert "4 workers, worker 0 5 times as slow, attack alie(workers=1, z=1); time" in printed.out
     figure = figures("gossip").gossip(read(tmp_path / "gossip", "gossip"))
     title = figure.get_suptitle().replace("\n", " ")
-    assert figure.get_label().startswith("No method without a server reached a test accuracy")
+    assert figure.get_label().startswith("No method on a topology reached a test accuracy")
     assert "attack alie(workers=1, z=1)" in title and "all at learning rate 0.1" in title
     # On the ring a worker has two messages.
     assert "robust_gossip: f=1 used: 3 replicas on ring()" in printed.err

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import test_gossip
 import test_real
-import test_real_peers
 from cases import EVERY, FORCED, make_trace, stopping
 from event_loop import EventLoop, forced_deviation
 from gossip_loop import Loop
@@ -22,8 +21,6 @@ from asyncsim import (
     replay_ensemble,
     simulate,
 )
-from asyncsim.real import Processes, load
-from asyncsim.real.agreement import agreement
 from asyncsim.replays.replay import Replay
 
 CURVATURE, WORKERS = np.linspace(0.1, 1, 5), 7
@@ -154,24 +151,15 @@ def test_members_of_an_ensemble_are_single_replays(float64, batched=True):
     assert not np.allclose(runs[0].params, runs[2].params)
 
 
-def test_real_processes_start_apart(tmp_path, make=methods.lsgd):
-    task, method = apart(noise=0.1), make(0.05)
-    processes = Processes(3, delay="exponential(0.001)")
-    server, trouble = test_real.in_threads(tmp_path, method, processes, 30, task)
-    assert trouble == ""
-    recorded = load(tmp_path)
-    central, run = test_real.replayed(recorded.trace, method, task, server)
-    assert test_real.close(test_real.central_of(server), central)
-    assert test_real.close(recorded.commits["loss"].to_numpy(), run.commits["loss"].to_numpy())
-
-
-@pytest.mark.parametrize("name", ["D-PSGD", "AD-PSGD"])
-def test_real_peers_start_apart(name, tmp_path, monkeypatch):
-    method, topology, policy = test_real_peers.CASES[name]
-    monkeypatch.setattr(test_real_peers, "problem", apart)
-    processes = Processes(4, delay="exponential(0.001)", topology=topology, policy=policy)
-    test_real_peers.in_threads(tmp_path, method, processes, 24)
-    assert agreement(load(tmp_path), method, apart()).worst("free") < 1e-12
+@pytest.mark.parametrize("name", ["LSGD", "D-PSGD", "AD-PSGD"])
+def test_real_processes_start_apart(name, optimized):
+    options = {}
+    method = methods.lsgd(0.05)
+    if name in test_real.GOSSIP:
+        method, topology, policy = test_real.GOSSIP[name]
+        options = {"topology": topology, "policy": policy}
+    task = test_real.task_of(method, 24, 4, apart(noise=0.1), **options)
+    assert test_real.difference(test_real.recorded_here(task)) < 1e-12
 
 
 def test_starts_of_another_shape_are_refused():

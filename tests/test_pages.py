@@ -24,7 +24,7 @@ from asyncsim.pages import page
 from asyncsim.pages.answer import split
 from asyncsim.pages.film import film, frame_times, on_screen, scale
 from asyncsim.pages.timeline import timeline
-from asyncsim.runs import index
+from asyncsim.runs import known
 from asyncsim.traces.phases import phases
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -41,7 +41,7 @@ def animated(tmp_path_factory):
         patch.setenv("ASYNCSIM_INDEX", str(base / "index"))
         options = (*TOY, "--workers=12", "--steps=30", "--methods", "downpour", "gem", "--animate")
         assert study.main(["compare", *options, "--latency", "0.2"]) == 0
-        index.tag(base / "results" / "compare", "x", "</script><script>window.hacked = 1</script>")
+        known.tag(base / "results" / "compare", "x", "</script><script>window.hacked = 1</script>")
         yield base / "results" / "compare"
 
 
@@ -470,7 +470,7 @@ def test_a_page_without_figures_is_redrawn_with_the_timeline_of_the_first_record
     recording.mkdir(parents=True)
     trace = simulate(Cluster(2, Gamma(1, 0.2)), commits=6, seed=0)
     trace.save(recording / "trace.parquet")
-    (tmp_path / "config.json").write_text('{"study": "train", "problem": "digits"}')
+    (tmp_path / "config.json").write_text('{"study": "claims", "problem": "digits"}')
     assert main(["figures", str(tmp_path)]) == 0
     data = data_of(tmp_path / "report.html")
     (shown,) = data["timelines"]

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from cases import damped_buffer, make_method, make_problem, make_trace
 from hypothesis import given, settings
+from usual_model import UsualModel
 from world import SEEDS, gates
 
 from asyncsim import (
@@ -25,7 +26,6 @@ from asyncsim import (
     replay_ensemble,
     simulate,
 )
-from asyncsim.benchmark.usual_model import UsualModel
 from asyncsim.methods import Timing
 from asyncsim.study.cell import meet
 

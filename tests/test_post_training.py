@@ -2,6 +2,8 @@
 they state.
 """
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -137,6 +139,29 @@ def test_mixed_groups(tmp_path):
         assert mixed.draw_staleness(law, 4, draws, 100_000).mean() == pytest.approx(4, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("ends", "target", "reached"),
+    [((0.9, 0.3), None, 1), ((0.2, 0.1), None, 0), ((0.9, 0.3), 0.1, 0), ((np.nan, 0.1), None, 0)],
+)
+def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, reached):
+    """The start has a reward of 0.3; a run that diverged has no other evaluation."""
+    key = {"queue": "keep()", "correction": "none", "seed": 0}
+    rows, curves = [], []
+    for rate, end in zip((0.1, 1.0), ends, strict=True):
+        status = "diverged" if np.isnan(end) else "finished"
+        rows.append({**key, "learning_rate": rate, "status": status, "reward": end})
+        rewards = [0.3] if np.isnan(end) else [0.3, end, end, end, end]
+        curve = {"commit": range(len(rewards)), "commit_time": range(len(rewards))}
+        curves.append(pd.DataFrame({**curve, "reward": rewards, **key, "learning_rate": rate}))
+    config = post_training.Config(target=target)
+    runs = post_training.with_targets(config, pd.DataFrame(rows), pd.concat(curves))
+    assert np.isfinite(runs["time_to_target"]).sum() == reached
+    queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
+    rewards = post_training.reward_table(runs)
+    text = post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
+    assert ("no setting rises to a reward of" in text) == (not reached)
+
+
 def test_shares_by_hand():
     """Two slots and samples of 1 s, batches of two, updates of 0.5 s: a version per second."""
     rollouts = Rollouts(2, 1.0, batch=2, queue="keep()")
@@ -162,6 +187,9 @@ def test_shares_by_hand():
         ({"queues": ("pase(1)",)}, "rollouts: queue = 'pase(1)': unknown"),
         ({"queues": ("keep", "keep")}, "one comes twice"),
         ({"corrections": ("trunc",)}, "correction = 'trunc': unknown"),
+        ({"target": math.nan}, "target = nan: must be finite"),
+        ({"seeds": 10**9}, "seeds = 1000000000: must be at most 100,000"),
+        ({"split": 10**6}, "split = 1000000: must be at most 1,000"),
         ({"split": 1}, "split = 1: one accelerator cannot be divided"),
         ({"inner_steps": 3}, "inner_steps = 3: does not divide"),
         ({"batch": 9}, "batch = 9: is no multiple of group = 2"),

@@ -4,15 +4,12 @@ process computes.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from asyncsim import methods, prescribed, problems, replay
+from asyncsim import Cluster, methods, prescribed, problems, replay
 from asyncsim.base.tracing import whole_products
 from asyncsim.methods import Method
-from asyncsim.real import Processes
-from asyncsim.real.computing import Computation, Computing
-from asyncsim.real.recording import Header
+from asyncsim.real.arrays import Computing, Task
 
 
 @pytest.fixture
@@ -78,10 +75,9 @@ def test_a_replay_multiplies_in_its_precision_unless_jax_is_told_otherwise(
 
 
 def test_so_does_a_real_process(problem, method, told):
-    computing = Computing(method, problem, Header(Processes(2), 1, 0, "float32", {}, {}, False))
+    computing = Computing(Task(method, problem, Cluster(2, 1.0), 1, 0, "float32"))
     told.clear()
-    first = computing.first_job()
-    computing.run(0, Computation(0, 0, np.asarray(first.start), first.learner))
+    computing.run(0, computing.first_job(0))
     assert told == {"loss": {"float32"}, "backward": {"float32"}}
 
 

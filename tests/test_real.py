@@ -1,400 +1,381 @@
-"""Real processes: bookkeeping and recovery in one process, and recordings by Ray's, killed and gone
-on with.
-"""
+"""Real processes: their coroutines in one process, and a few recordings by Ray's processes."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pandas as pd
 import pytest
 from cases import PROTOCOLS, combining, needs_ray, noisy
 
-from asyncsim import (
-    Cluster,
-    InputError,
-    Trace,
-    methods,
-    problems,
-    recorders,
-    replay,
-    simulate,
-    study,
-)
+from asyncsim import Cluster, InputError, Trace, methods, problems, replay, simulate, study
 from asyncsim.base.files import write_json
-from asyncsim.real import Processes, load, record
-from asyncsim.real.agreement import agreement, evaluate
-from asyncsim.real.recording import HEADER, LOG, Header, Log
-from asyncsim.real.server import RealWorker, Server, ServerActor
-from asyncsim.real.supervisor import _prepare
+from asyncsim.clusters.topologies import as_topology
+from asyncsim.methods.gossip import PushMessage
+from asyncsim.real import agreement, record
+from asyncsim.real.arrays import Task
+from asyncsim.real.peers import Peer
+from asyncsim.real.recording import assemble, check
+from asyncsim.real.server import Server, Worker
 from asyncsim.study.finished import figures as figures_of
 
 ROOT = study.shipped("studies").parent
-WORKERS = 3
 #: Float64, a hundred commits: a dot product summed in another order, and what follows.
 CLOSE = 1e-12
 OPTIMIZED = True  # as the recorded processes are, which are held against replays here
+#: Method, topology and policy.
+GOSSIP = {
+    "D-PSGD": (methods.dpsgd(0.05), "ring()", "neighbours(mix=beside)"),
+    "SGP": (methods.sgp(0.05), "one_peer_exponential()", "neighbours()"),
+    "SGP, nobody waits": (methods.sgp(0.05, policy=None), "ring()", "asynchronous()"),
+    "overlap SGP": (methods.osgp(0.05), "exponential()", "overlap(1)"),
+    "AD-PSGD": (methods.adpsgd(0.05), "complete()", "handshake()"),
+    "ClippedGossip": (methods.clipped_gossip(0.05), "ring()", "neighbours()"),
+}
 
 
 def problem():
     return problems.digits(batch_size=8, hidden=(8,))
 
 
-def header(method, processes, commits, precision="float64"):
-    named = {"name": method.name}
-    return Header(
-        processes, commits, 0, precision, named, {"name": "digits"}, method.reply is not None
-    )
+def task_of(method, commits=60, workers=3, task=None, **options):
+    options = {"compute": "exponential(0.002)", **options}
+    return Task(method, task or problem(), Cluster(workers, **options), commits, 0, "float64")
 
 
-class Broken(Exception):
-    """Ends a server as a kill would: at once, and with nothing written after it."""
+class Remote:
+    """A server whose calls go on when their caller dies."""
+
+    def __init__(self, server):
+        self._server = server
+
+    def __getattr__(self, name):
+        return lambda *arguments: asyncio.shield(getattr(self._server, name)(*arguments))
 
 
-def in_threads(folder, method, processes, commits, task, until=None, keep_states=True, lose=()):
-    """Record with threads in the place of processes; break off after the log has ``until``
-    events.
+def recorded_here(task, lose=None):
+    """Record with coroutines of one process; ``lose``: a worker, and the commits before its
+    death.
     """
-    asked = header(method, processes, commits)
-    if not (folder / "recording.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        asked.save(folder)
-    server = Server(method, task, asked, str(folder), 20, keep_states)
-    if until is not None:
-        enter = server._enter
 
-        def break_off(event):
-            if server._events >= until:
-                raise Broken
-            enter(event)
+    async def with_server():
+        server = Server(task, 20)
+        workers = [Worker(index, task) for index in range(task.cluster.workers)]
+        await server.start()
+        loops = [asyncio.create_task(worker.run(Remote(server))) for worker in workers]
+        if lose is not None:
+            index, commits = lose
+            while await server.progress() < commits:
+                await asyncio.sleep(0)
+            loops[index].cancel()
+            await server.lose(index)
+            loops[index] = asyncio.create_task(Worker(index, task).run(server))
+        await asyncio.gather(*loops)
+        return [await server.result()]
 
-        server._enter = break_off
-    workers = [RealWorker(index, method, task, asked) for index in range(processes.workers)]
-    server.start()
-    threads = [threading.Thread(target=worker.run, args=(server, True)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for version, worker in lose:
-        while server.commits() < version:
-            time.sleep(0.001)
-        server.lost(worker, "process died")
-        threads[worker].join()
-        again = threading.Thread(
-            target=RealWorker(worker, method, task, asked).run, args=(server, True)
-        )
-        threads.append(again)
-        again.start()
-    trouble = server.wait()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    server._log.file.close()  # as the end of its process does
-    return server, trouble
+    async def without_server():
+        peers = [Peer(index, task) for index in range(task.cluster.workers)]
+        await peers[0].start()
+        await asyncio.gather(*(peer.run(peers) for peer in peers))
+        return [await peer.result() for peer in peers]
+
+    # For all threads: coroutines compute in threads of their own.
+    jax.config.update("jax_enable_x64", True)
+    try:
+        results = asyncio.run((with_server if task.cluster.topology is None else without_server)())
+        return assemble(task, results)
+    finally:
+        jax.config.update("jax_enable_x64", False)
 
 
-def central_of(server):
-    return np.asarray(server._parameters.state.central)
+def difference(recorded):
+    """Return the largest difference between a recording and its replay, which must hold."""
+    comparison = agreement(recorded)
+    assert comparison.holds
+    assert comparison.compared == len(recorded.commits) == recorded.task.commits
+    return comparison.worst
 
 
-def replayed(trace, method, task, server):
-    with jax.enable_x64(True):
-        record = [recorders.energy()]
-        run = replay(
-            trace, method, task, 0, precision="float64", record=record, devices=jax.devices()[:1]
-        )
-        return np.asarray(server._computing.flat.ravel(run.params)), run
+def require_loadable(trace, folder):
+    trace.save(folder / "trace.parquet")
+    loaded = Trace.load(folder / "trace.parquet")
+    assert loaded.frame.equals(trace.frame) and loaded.summary() == trace.summary()
+    assert loaded.policy == trace.policy and loaded.cluster is None
 
 
-def close(found, expected):
-    return np.linalg.norm(found - expected) <= CLOSE * np.linalg.norm(expected)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
-    ("protocol", "method"),
+    ("method", "protocol", "options"),
     [
-        ("read_then_write, two visits", methods.gem),
-        ("exchange", lambda learning_rate: noisy(learning_rate, replies=True)),
-        ("write_then_read", lambda learning_rate: methods.lgd(learning_rate, policy=None)),
-        ("exchange", combining),
+        (methods.downpour(0.01), "exchange", {}),
+        (methods.gem(0.01), "read_then_write, two visits", {"window": 2}),
+        (noisy(0.01, replies=True), "exchange", {}),
+        (methods.lgd(0.01, policy=None), "write_then_read", {}),
+        (methods.batch_sgd(0.05), "exchange", {"policy": "barrier()"}),
+        (methods.batch_sgd(0.05, "first_of(2)"), "write_then_read", {"policy": "first_of(2)"}),
+        (
+            methods.rennala(0.05, "discard_stale(1, 5)"),
+            "exchange",
+            {"policy": "discard_stale(1, 5)"},
+        ),
+        (combining(), "read_then_write", {"policy": "buffered(4)"}),
+        (methods.downpour(0.05), "exchange", {"policy": "bounded_staleness(1)"}),
     ],
+    ids=lambda value: getattr(value, "name", None),
 )
-def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protocol, method):
-    task, method = problem(), method(0.01)
-    processes = Processes(WORKERS, delay="exponential(0.001)", window=2, **PROTOCOLS[protocol])
-    in_threads(tmp_path, method, processes, 100, task, until=70)
-    before = (tmp_path / LOG).read_bytes()
-    assert before.count(b"\n") == 70
-    # A line that was cut off is no event.
-    (tmp_path / LOG).write_bytes(before + b'{"event": "comm')
-    part = load(tmp_path)
-    assert 30 <= len(part.commits) <= 70 and not part.complete
-
-    server, trouble = in_threads(tmp_path, method, processes, 100, task)
-    recorded = load(tmp_path)
-    assert trouble == "" and (tmp_path / LOG).read_bytes().startswith(before) and recorded.complete
-    assert recorded.faults["what"].tolist() == ["resumed"]
-    assert recorded.trace.frame.iloc[: len(part.trace)].equals(part.trace.frame)
-    central, run = replayed(recorded.trace, method, task, server)
-    assert close(central_of(server), central)
-    for name in ("loss", "update_norm", "central_energy", "proxy_energy"):
-        assert close(recorded.commits[name].to_numpy(), run.commits[name].to_numpy()), name
-    found = agreement(recorded, method, task)
-    assert found.worst("forced") < CLOSE and found.holds
-    loaded = Trace.load(tmp_path / "trace.parquet")
-    assert (
-        loaded.frame.equals(recorded.trace.frame) and loaded.summary() == recorded.trace.summary()
-    )
+def test_a_recording_with_a_server_is_its_replay(method, protocol, options, tmp_path):
+    task = task_of(method, **PROTOCOLS[protocol], **options)
+    check(task)
+    recorded = recorded_here(task)
+    assert difference(recorded) < CLOSE
+    require_loadable(recorded.trace, tmp_path)
+    frame, policy = recorded.trace.frame, task.cluster.policy
+    times = ["read_time", "start_time", "send_time", "serve_time", "commit_time"]
+    assert (np.diff(frame[times].to_numpy()) >= 0).all()
+    accepted = frame[frame["outcome"].isin(["applied", "buffered"])]
+    completes = accepted["outcome"].eq("applied").to_numpy()
+    per_version = policy.per_version(3)
+    assert completes.reshape(-1, per_version).sum(1).tolist() == [1] * (60 // per_version)
+    assert completes[per_version - 1 :: per_version].all()
+    if policy.name == "barrier":
+        assert accepted["worker"].to_numpy().reshape(-1, 3).sum(1).tolist() == [3] * 20
+        assert (frame["staleness"] == 0).all()
+    if policy.name == "discard_stale":
+        stale = frame["staleness"] > 0
+        assert (frame["outcome"].eq("discarded") == stale).all() and stale.any()
 
 
-def test_training_without_data_ends_with_a_loss(tmp_path):
-    method, task = methods.downpour(0.1), problems.quadratic([1.0, 2.0])
-    server, _ = in_threads(tmp_path, method, Processes(2), 20, task)
-    loss = np.array([1.0, 2.0]) @ central_of(server) ** 2 / 2
-    assert evaluate(load(tmp_path), method, task) == {"train_loss": pytest.approx(loss, rel=1e-12)}
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="links of POSIX")
 @pytest.mark.parametrize(
     "name",
-    [LOG, "checkpoint.npz.broken", "states"],
+    [pytest.param(n, marks=[pytest.mark.full] * (n in ("SGP", "overlap SGP"))) for n in GOSSIP],
 )
-def test_no_link_in_a_recording_is_followed(tmp_path, name):
-    task, method, processes = problem(), methods.downpour(learning_rate=0.01), Processes(WORKERS)
-    folder, victim = tmp_path / "recording", tmp_path / "victim"
-    in_threads(folder, method, processes, 60, task, until=40)
-    if name == "checkpoint.npz.broken":
-        (folder / "checkpoint.npz").write_bytes(b"")
-        (folder / name).write_bytes(b"mine")
-    (folder / name).rename(victim)
-    (folder / name).symlink_to(victim)
-
-    def state():
-        paths = [victim, *sorted(victim.rglob("*"))]
-        return [
-            (path, path.lstat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in paths
-        ]
-
-    before = state()
-    with pytest.raises(InputError, match="is a link"):
-        _prepare(folder, header(method, processes, 60), resume=True)
-        _, trouble = in_threads(folder, method, processes, 60, task)
-        raise InputError(trouble)
-    assert state() == before and (folder / name).is_symlink()
-
-
-def test_damaged_recordings_are_not_gone_on_with_in_silence(tmp_path, capsys):
-    task, method, processes = problem(), methods.downpour(learning_rate=0.01), Processes(WORKERS)
-    whole = tmp_path / "whole"
-    server, _ = in_threads(whole, method, processes, 60, task)
-    checkpoint, log = whole / "checkpoint.npz", whole / LOG
-    # The log is cut amid the recording.
-    contents = log.read_bytes()
-    log.write_bytes(b"".join(contents.splitlines(keepends=True)[:30]))
-    refused = (
-        r"checkpoint\.npz': a checkpoint after 61 events, and the log .* has 30: .* put .* back, "
-        r"or remove the"
-    )
-    with pytest.raises(InputError, match=refused):
-        in_threads(whole, method, processes, 60, task)
-    with pytest.raises(InputError, match=refused):
-        _prepare(whole, header(method, processes, 60), resume=True)
-    # A digit is another one.
-    log.write_bytes(contents.replace(b'"staleness": 2', b'"staleness": 1', 1))
-    for go_on in (
-        lambda: load(whole),
-        lambda: _prepare(whole, header(method, processes, 60), resume=True),
-    ):
-        with pytest.raises(InputError, match=r"a damaged log \(line \d+ has another checksum\)"):
-            go_on()
-    # The remedies: the log, or no checkpoint.
-    log.write_bytes(contents)
-    assert in_threads(whole, method, processes, 60, task)[0].commits() == 60
-    # A broken checkpoint is computed again from the log.
-    flipped = bytearray(checkpoint.read_bytes())
-    flipped[len(flipped) // 2] ^= 1
-    for broken in (b"", checkpoint.read_bytes()[:-500], flipped):
-        checkpoint.write_bytes(broken)
-        again, trouble = in_threads(whole, method, processes, 60, task)
-        assert trouble == "" and close(central_of(again), central_of(server))
-        assert (whole / "checkpoint.npz.broken").read_bytes() == broken
-        assert "a broken checkpoint" in capsys.readouterr().err
+def test_a_recording_without_a_server_is_its_replay(name, tmp_path):
+    """Losses, final replicas and the central variable; and which messages were taken up."""
+    method, topology, policy = GOSSIP[name]
+    task = task_of(method, 66, 4, topology=topology, policy=policy)
+    check(task)
+    recorded = recorded_here(task)
+    assert difference(recorded) < CLOSE
+    trace = recorded.trace
+    frame = trace.frame
+    require_loadable(trace, tmp_path)
+    if method.meet is None:
+        # All that is sent is taken up or in flight, and nobody waits for longer than the policy
+        # says.
+        cycle = as_topology(topology).sends(4)
+        steps = zip(frame["worker"], frame["job"], strict=True)
+        sent = sum(len(cycle[job % len(cycle)][worker]) for worker, job in steps)
+        assert sent == len(trace.taken_up) + len(trace.in_flight)
+        job = frame["job"].to_numpy()
+        age = job[trace.taken_up["row"]] - job[trace.taken_up["source"]]
+        bounds = {"neighbours": (1, 1), "overlap": (-np.inf, 2)}
+        lowest, highest = bounds.get(trace.policy.name, (-np.inf, np.inf))
+        assert lowest <= age.min() and age.max() <= highest
+    else:
+        assert (frame["partner"] != frame["worker"]).all() and (frame["partner"] >= 0).all()
+        assert (np.diff(frame["commit_time"]) > 0).all()
+    if trace.policy.name in ("neighbours", "overlap"):
+        assert np.bincount(frame["worker"]).tolist() == [17, 17, 16, 16]
 
 
-@needs_ray
-def test_a_server_serves_only_whom_it_gave_its_key(tmp_path):
-    from ray import cloudpickle
-
-    method, processes = methods.downpour(), Processes(1)
-    server = ServerActor(
-        cloudpickle.dumps((method, problem())), header(method, processes, 5), "key", str(tmp_path)
-    )
-    with pytest.raises(PermissionError, match="of a process that this recording did not start"):
-        server.call("guessed", "commit", 0, None)
-    assert server.call("key", "commits") == 0
+def test_a_recording_of_one_worker_is_sgd():
+    losses = []
+    for name in ("D-PSGD", "SGP", "AD-PSGD"):
+        method, topology, policy = GOSSIP[name]
+        task = task_of(method, 20, 1, topology=topology, policy=policy)
+        losses.append(recorded_here(task).commits["loss"].tolist())
+    assert losses[0] == losses[1] == losses[2]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("protocol", ["read_then_write, two visits"])
-def test_lost_worker_goes_on_with_the_next_job_from_a_read_of_its_own(tmp_path, protocol):
-    task, method = problem(), methods.downpour(learning_rate=0.01)
-    processes = Processes(WORKERS, delay="constant(0.01)", **PROTOCOLS[protocol])
-    server, _ = in_threads(tmp_path, method, processes, 80, task, lose=[(25, 1)])
-    recorded = load(tmp_path)
+@pytest.mark.parametrize("protocol", ["exchange", "read_then_write, two visits"])
+def test_a_lost_worker_continues_with_the_next_job_from_a_new_read(protocol):
+    task = task_of(methods.downpour(0.01), 80, compute="constant(0.01)", **PROTOCOLS[protocol])
+    recorded = recorded_here(task, lose=(1, 25))
     assert recorded.faults["what"].tolist() == ["process died", "restarted"]
     assert recorded.faults["worker"].tolist() == [1, 1]
     frame = recorded.trace.frame
-    assert (frame["outcome"] == "applied").sum() == 80
-    own = frame[frame["worker"] == 1]
-    assert own["job"].tolist() == list(range(len(own)))
-    lost = own[own["outcome"] == "cancelled"]
-    assert len(lost) == 1
-    after = own[own["job"] == lost["job"].iloc[0] + 1].iloc[0]
-    assert after["read_time"] >= lost["commit_time"].iloc[0] and after["read_version"] >= 25
-    assert close(central_of(server), replayed(recorded.trace, method, task, server)[0])
+    of_worker = frame[frame["worker"] == 1]
+    assert of_worker["job"].tolist() == list(range(len(of_worker)))
+    (lost,) = of_worker[of_worker["outcome"] == "cancelled"].to_dict("records")
+    after = of_worker[of_worker["job"] == lost["job"] + 1].iloc[0]
+    assert after["read_time"] >= lost["commit_time"] and after["read_version"] >= 25
+    assert difference(recorded) < CLOSE
 
 
-@pytest.mark.full
-def test_lowest_rank_is_served_first_where_the_server_is_never_idle(tmp_path):
-    task, method = problem(), methods.downpour(learning_rate=0.01)
-    processes = Processes(WORKERS, service="constant(0.01)", discipline="lowest_rank")
-    in_threads(tmp_path, method, processes, 60, task)
-    counts = (
-        load(tmp_path).trace.frame["worker"].value_counts().reindex(range(WORKERS), fill_value=0)
-    )
+def test_the_lowest_rank_is_served_first_where_the_server_is_never_idle():
+    options = {"service": "constant(0.01)", "discipline": "lowest_rank"}
+    trace = recorded_here(task_of(methods.downpour(0.01), **options)).trace
+    counts = np.bincount(trace.frame["worker"], minlength=3)
     # Two workers keep a server busy whose service takes longer than anything else; the last one
     # commits once or never.
     assert counts[2] <= 5 and counts[0] >= 25
 
 
-@needs_ray
-def test_what_processes_cannot_do_is_refused(tmp_path):
-    with pytest.raises(InputError, match="delay = a list of 2 laws"):
-        Processes(3, delay="[constant(1), constant(2)]")
-    with pytest.raises(InputError, match="exclusive = False"):
-        Processes(3, exclusive=False)
-    given = {
-        "problem": problem(),
-        "processes": Processes(2),
-        "commits": 5,
-        "folder": tmp_path / "none",
-    }
-    with pytest.raises(InputError, match="needs policy = "):
-        record(methods.fedbuff(), **given)
-    stale = methods.downpour(
-        learning_rate=lambda visit: 0.1 / (1.0 + jnp.asarray(visit.staleness, float))
-    )
-    with pytest.raises(InputError, match="depend on the visit's staleness"):
-        record(stale, **given)
-    for keeps in (
-        {"init_worker": lambda central: jax.random.key(0)},
-        {
-            "optimizer": optax.GradientTransformation(
-                lambda params: jax.random.key(0), lambda u, key, params=None: (u, key)
-            )
-        },
-    ):
-        with pytest.raises(
-            InputError, match=r"keeps a random key in a state, .* or draw from visit\.key"
-        ):
-            record(methods.downpour()._replace(**keeps), **given)
-    with pytest.raises(InputError, match="holds no recording"):
-        record(methods.downpour(), **given, resume=True)
-    assert not (tmp_path / "none").exists()
+def test_training_without_data_ends_with_a_loss():
+    task = task_of(methods.downpour(0.1), 20, 2, problems.quadratic([1.0, 2.0]))
+    recorded = recorded_here(task)
+    loss = np.array([1.0, 2.0]) @ recorded.central[20] ** 2 / 2
+    assert recorded.evaluation == {"train_loss": pytest.approx(loss, rel=CLOSE)}
+
+
+def test_commits_beyond_the_growth_of_round_off_are_not_judged():
+    recorded = recorded_here(task_of(methods.gem(0.5, momentum=0.99), 60))
+    altered = recorded.commits.assign(loss=recorded.commits["loss"] * (1 + 1e-9))
+    assert not agreement(recorded._replace(commits=altered)).holds
+    comparison = agreement(recorded)
+    table = comparison.table.assign(loss_perturbed=np.geomspace(1e-16, 1, 60))
+    limited = comparison._replace(table=table)
+    assert limited.compared == int(np.argmax(table["loss_perturbed"] > 1e-10)) < 60
+    table.loc[limited.compared :, "loss_free"] = 1.0
+    assert limited._replace(table=table).holds
+    assert not limited._replace(table=table.assign(loss_perturbed=0.0)).holds
+
+
+def centred(own, update, start, central, visit):
+    return PushMessage(own.biased + 0 * central, own.weight), own, {}
+
+
+def stale(visit):
+    return 0.1 / (1.0 + jax.numpy.asarray(visit.staleness, float))
+
+
+RING = {"topology": "ring()"}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (methods.fedbuff(), {}, r"needs a trace with policy = buffered\(count=10\)"),
+        (methods.downpour(stale), {}, "depend on the visit's time, staleness or commit"),
+        (methods.downpour(), {"policy": "cancel_stale(3)"}, "stops computations or cuts versions"),
+        (methods.downpour(), {"policy": "buffered(2, grace=1)"}, "stops computations or cuts"),
+        (methods.batch_sgd(policy=None), {"policy": "buffered(7)"}, "a multiple of the 7 messages"),
+        (methods.downpour(), {"latency": 0.1}, "cluster: latency: are real"),
+        (methods.downpour(), {"window": (1, 2)}, "needs one window for all workers"),
+        (noisy(replies=True), {"protocol": "write_then_read"}, "which no other read carries"),
+        (methods.downpour(), RING, "needs a trace of a cluster with a server"),
+        (methods.sgp(policy=None), {**RING, "policy": "handshake()"}, "workers send messages"),
+        (methods.adpsgd(), RING, r"meet in pairs, and this trace's policy is asynchronous\(\)"),
+        (methods.sgp(policy=None), {**RING, "policy": "neighbours(beside)"}, "have mixed"),
+        (methods.sgp(policy=None)._replace(message=centred), RING, "or the central variable"),
+        (methods.sgp(stale, policy=None), RING, "depend on the visit's time, staleness"),
+    ],
+)
+def test_tasks_that_real_processes_cannot_compute(method, options, message):
+    with pytest.raises(InputError, match=message):
+        check(task_of(method, 60, 2, **options))
+
+
+@pytest.mark.parametrize(
+    "options", [RING | {"policy": "neighbours(mix=beside)"}, {"policy": "barrier()"}]
+)
+def test_workers_that_others_wait_for_are_not_restarted(options):
+    method = methods.dpsgd() if "topology" in options else methods.batch_sgd()
+    with pytest.raises(InputError, match="restart = True: workers that wait"):
+        check(task_of(method, 60, 2, **options), restart=True)
 
 
 def test_without_ray_the_remedy_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncsim.real.processes.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install \"asyncsim\[ray\]\""):
-        record(methods.downpour(), problem(), Processes(2), 5, folder=tmp_path / "none")
-    validate = study.load("validate")
+        record(methods.downpour(), problem(), Cluster(2, 1e-6), 5)
+    real = study.load("real")
     with pytest.raises(InputError, match="asyncsim"):
-        validate.run(validate.Config(workers=2, methods=("downpour",), out=tmp_path / "out"))
+        real.run(real.Config(workers=2, methods=("downpour",), out=tmp_path / "out"))
     assert not any(tmp_path.iterdir())
 
 
-def test_recordings_that_cannot_be_read_are_refused(tmp_path):
-    with pytest.raises(InputError, match="holds no recording"):
-        load(tmp_path)
-    header(methods.downpour(), Processes(2), 5).save(tmp_path)
-    assert len(load(tmp_path).trace) == 0
-    for log in ("nonsense", '{"event": "danced"}', '{"event": "read", "worker": 7}', "[]"):
-        (tmp_path / LOG).write_text(log + "\n")
-        with pytest.raises(InputError, match="a damaged log"):
-            load(tmp_path)
-    values = json.loads((tmp_path / HEADER).read_text())
-    (tmp_path / HEADER).write_text(json.dumps({**values, "format": 2}))
-    with pytest.raises(InputError, match="recording of format 2, this asyncsim reads 1"):
-        load(tmp_path)
+def test_a_recorded_trace_says_when_messages_were_taken_up():
+    method, topology, policy = GOSSIP["D-PSGD"]
+    trace = recorded_here(task_of(method, 8, 2, topology=topology, policy=policy)).trace
+    with pytest.raises(InputError, match="and in this recorded trace they were at the commit"):
+        replay(trace, methods.sgp(), problem())
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
-def test_nobody_else_records_in_a_folder_meanwhile(tmp_path):
-    log = Log(tmp_path)
-    with pytest.raises(
-        InputError, match=r"^folder = .*: another process records there; wait for its end"
-    ):
-        Log(tmp_path)
-    log.file.close()
-    Log(tmp_path).file.close()
-
-
-def test_fairness_of_one_discipline_is_predicted_from_another(tmp_path):
-    fairness = study.load("fairness")
+def test_shares_under_a_discipline_are_predicted_from_another(tmp_path):
+    real = study.load("real")
     traces = {
         discipline: simulate(
             Cluster(4, "gamma(0.05, 0.3)", "constant(0.04)", discipline=discipline), 400
         )
-        for discipline in fairness.DISCIPLINES
+        for discipline in ("fifo", "lowest_rank")
     }
-    laws = fairness.observed(traces["fifo"])
-    assert laws[0].mean == pytest.approx(0.05, rel=4 * 0.3 / 20) and laws[1].mean == pytest.approx(
-        0.04
-    )
-    tables = [fairness.predicted(trace, one, laws, 5, 7) for one, trace in traces.items()]
+    laws = real.observed(traces["fifo"])
+    assert laws[0].mean == pytest.approx(0.05, rel=4 * 0.3 / 20)
+    assert laws[1].mean == pytest.approx(0.04)
+    tables = [
+        real.predicted(trace, discipline, laws, 7, simulations=5).assign(discipline=discipline)
+        for discipline, trace in traces.items()
+    ]
     for table in tables:
         # Shares of 400 commits; a worker's varies by less than a binomial's.
         assert np.abs(table["share"] - table["simulated_share"]).max() < 4 * np.sqrt(0.25 / 400)
     assert tables[1]["simulated_share"].iloc[3] < 0.1 < tables[0]["simulated_share"].iloc[3]
-    pd.concat(tables).to_csv(tmp_path / "summary.csv", index=False)
-    write_json(tmp_path / "config.json", {"study": "fairness"})
-    assert [path.name for path in figures_of("fairness").draw(tmp_path)] == [
-        "fairness.png",
-        "fairness.pdf",
-    ]
+    pd.concat(tables).to_csv(tmp_path / "shares.csv", index=False)
+    summary = {"method": ["a"], "discipline": ["fifo"], "precision": ["float32"], "folder": ["f"]}
+    pd.DataFrame(summary).to_csv(tmp_path / "summary.csv", index=False)
+    write_json(tmp_path / "config.json", {"study": "real"})
+    drawn = [path.name for path in figures_of("real").draw(tmp_path)]
+    assert drawn == ["fairness.png", "fairness.pdf"]
 
 
 @needs_ray
-def test_processes_of_a_local_cluster_are_recorded_and_replayed(tmp_path):
-    task, method = problem(), methods.downpour(learning_rate=0.01)
-    processes = Processes(2, delay="exponential(0.005)")
-    options = {
-        "folder": tmp_path,
-        "precision": "float64",
-        "checkpoint_every": 20,
-        "keep_states": True,
-    }
-    recorded = record(method, task, processes, 60, **options, progress=False)
-    assert recorded.complete and recorded.trace.workers == 2 and not len(recorded.faults)
-    assert recorded.trace.cluster is None and recorded.trace.summary()["wait_mean"] >= 0
-    frame = recorded.trace.frame
-    times = ["read_time", "start_time", "send_time", "arrive_time", "serve_time", "commit_time"]
-    assert (np.diff(frame[times].to_numpy()) >= 0).all() and (
-        frame["send_time"] > frame["start_time"]
-    ).any()
-    found = agreement(recorded, method, task)
-    assert found.holds and found.worst("free") < 1e-10
-    with pytest.raises(InputError, match="resume: seed"):
-        record(method, task, processes, 60, 1, **options, resume=True)
+def test_processes_of_a_local_cluster_are_recorded_and_replayed():
+    cluster = Cluster(2, "exponential(0.005)", policy="buffered(3)")
+    method = methods.batch_sgd(0.01, policy="buffered(3)")
+    recorded = record(method, problem(), cluster, 60, 0, "float64", progress=False)
+    assert recorded.trace.workers == 2 and not len(recorded.faults)
+    assert recorded.trace.cluster is None and recorded.trace.policy == cluster.policy
+    assert difference(recorded) < 1e-10 and recorded.trace.summary()["wait_mean"] >= 0
+
+
+@needs_ray
+@pytest.mark.full
+def test_processes_on_two_nodes_are_recorded_and_replayed(monkeypatch):
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    machines = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    machines.add_node(num_cpus=2)
+    try:
+        cluster = Cluster(2, "exponential(0.005)")
+        recorded = record(
+            methods.downpour(0.01),
+            problem(),
+            cluster,
+            60,
+            0,
+            "float64",
+            address=machines.address,
+            progress=False,
+        )
+        assert difference(recorded) < 1e-10
+    finally:
+        machines.shutdown()
+
+
+@needs_ray
+@pytest.mark.full
+def test_a_worker_that_fails_ends_the_recording():
+    method, topology, policy = GOSSIP["SGP"]
+
+    def callback(step):
+        if step > 3:
+            raise ValueError("no message today")
+        return step
+
+    def message(worker, update, start, central, visit):
+        step = jax.pure_callback(callback, jax.ShapeDtypeStruct((), np.int32), visit.worker_step)
+        return method.message(worker, update + 0 * step.astype(update.dtype), start, central, visit)
+
+    cluster = Cluster(2, 1e-6, topology=topology, policy=policy)
+    with pytest.raises(InputError, match=r"worker \d: failed: .*CpuCallback.*; record again"):
+        record(method._replace(message=message), problem(), cluster, 40)
 
 
 def children(process: int) -> dict[int, str]:
@@ -404,59 +385,61 @@ def children(process: int) -> dict[int, str]:
     while ahead:
         folder = Path("/proc", str(ahead.pop()))
         try:
-            own = [
-                int(one)
+            started = [
+                int(child)
                 for path in folder.glob("task/*/children")
-                for one in path.read_text().split()
+                for child in path.read_text().split()
             ]
-            found |= {one: Path("/proc", str(one), "cmdline").read_text() for one in own}
+            found |= {child: Path("/proc", str(child), "cmdline").read_text() for child in started}
         except OSError:  # ended meanwhile
             continue
-        ahead += own
+        ahead += started
     return found
 
 
 @needs_ray
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
-@pytest.mark.parametrize("killed", ["worker", "server"])
-def test_a_killed_process_loses_nothing_that_was_recorded(tmp_path, killed):
+@pytest.mark.parametrize("killed", ["Worker", "Server"])
+def test_the_study_restarts_a_killed_worker_and_is_resumed(tmp_path, killed):
     folder = tmp_path / "study"
-    command = [sys.executable, "-m", "asyncsim.study", "validate"]
+    command = [sys.executable, "-m", "asyncsim.study", "real"]
     # A worker that starts again takes some ten seconds, in which the other one must not finish.
-    steps, delay = (300, 0.05) if killed == "worker" else (150, 0.02)
-    options = [
-        "--workers=2",
-        f"--steps={steps}",
-        "--methods=downpour",
-        f"--delay=exponential({delay})",
-        "--x64",
-    ]
+    options = ["--workers=2", "--steps=300", "--methods", "downpour", "--compute=exponential(0.05)"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen(
-        [*command, *options, "--restart", f"--out={folder}"],
+        [*command, *options, "--x64", "--restart", f"--out={folder}"],
         env=environment,
         stderr=subprocess.PIPE,
     )
-    log = folder / "recordings" / "downpour-seed0" / LOG
-    # The first checkpoint is written beside what goes on.
-    while not (log.parent / "trace.parquet").exists() or log.read_bytes().count(b"\n") < 70:
+    while not any(
+        running := [p for p, line in children(driver.pid).items() if f"ray::{killed}" in line]
+    ):
         assert driver.poll() is None, driver.stderr.read()
-        time.sleep(0.02)
-    started = children(driver.pid)
-    named = {"worker": "ray::WorkerActor", "server": "ray::ServerActor"}[killed]
-    os.kill(next(process for process, line in started.items() if named in line), signal.SIGKILL)
-    before = log.read_bytes()
-    before = before[: before.rfind(b"\n") + 1]
+        time.sleep(0.1)
+    time.sleep(5)
+    os.kill(running[0], signal.SIGKILL)
     errors = driver.communicate(timeout=300)[1].decode()
-    assert driver.returncode == {"worker": 0, "server": 2}[killed], errors
-    if killed == "server":
-        assert len(load(log.parent).commits) >= 60 and (log.parent / "checkpoint.npz").exists()
-        assert len(Trace.load(log.parent / "trace.parquet")) >= 50
-        subprocess.run([*command, f"--resume={folder}"], env=environment, check=True, timeout=300)
-    recorded = load(log.parent)
-    assert log.read_bytes().startswith(before) and recorded.complete
-    what = ["process died", "restarted"] if killed == "worker" else ["resumed"]
-    assert recorded.faults["what"].tolist() == what
-    summary = pd.read_csv(folder / "summary.csv")
-    assert summary["holds"].tolist() == [True] and summary["held_to"].tolist() == ["free"]
+    assert driver.returncode == {"Worker": 0, "Server": 2}[killed], errors
+    if killed == "Server":
+        assert "its process died; record again" in errors
+        return
+    (row,) = pd.read_csv(folder / "summary.csv").to_dict("records")
+    assert row["holds"] and row["commits"] == row["compared"] == 600 and row["faults"] == 2
+    trace = Trace.load(folder / row["folder"] / "trace.parquet")
+    assert (trace.frame["outcome"] == "cancelled").sum() == 1
+    before = (folder / row["folder"] / "trace.parquet").stat().st_mtime_ns
+    subprocess.run([*command, f"--resume={folder}"], env=environment, check=True, timeout=300)
+    assert (folder / row["folder"] / "trace.parquet").stat().st_mtime_ns == before
+
+
+@needs_ray
+@pytest.mark.full
+def test_the_study_records_without_a_server(tmp_path):
+    real = study.load("real")
+    options = {"workers": 2, "steps": 40, "methods": ("dpsgd", "adpsgd"), "topology": "ring()"}
+    folder, summary = real.run(real.Config(**options, out=tmp_path / "out"))
+    assert summary["holds"].tolist() == [True] * 2
+    assert (summary[["loss_free", "params_free"]] < 1e-5).all(axis=None)
+    assert (folder / "agreement.png").exists()
+    assert json.loads((folder / "config.json").read_text())["topology"] == "ring()"

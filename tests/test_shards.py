@@ -11,10 +11,10 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from usual_model import COLUMNS, UsualModel
 
 import asyncsim
 from asyncsim import Cluster, InputError, Trace, simulate
-from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.clusters import policy
 from asyncsim.theory import queue_theory, staleness_theory, throughput_theory
 from asyncsim.traces.columns import TABLES

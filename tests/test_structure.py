@@ -30,7 +30,7 @@ methods problems byzantine
 replays
 study
 drawing
-pages calibration real benchmark claims
+pages calibration real claims
 runs
 """
 RANKS = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder in line.split()}
@@ -139,7 +139,7 @@ def test_no_two_classes_have_one_name():
         ("asyncsim", "simpy pandas jax scipy matplotlib"),
         ("asyncsim.simulation.simulate", "jax"),
         ("asyncsim.methods", "simpy"),
-        ("asyncsim.runs.index", "pandas jax matplotlib"),
+        ("asyncsim.runs.known", "pandas jax matplotlib"),
     ],
 )
 def test_nothing_heavy_is_loaded(module, heavy):

@@ -92,7 +92,7 @@ def test_help_imports_nothing_heavy_and_names_every_choice():
     program = """
 import sys
 from asyncsim import study
-for name in ("throughput", "momentum", "validate", "staleness"):
+for name in ("throughput", "momentum", "real", "staleness"):
     for arguments in ([], [name, "--help"], [name, "-h"]):
         assert study.main(arguments) == 0
 print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))

@@ -11,7 +11,6 @@ import optax
 import optax.contrib
 import pytest
 import test_real
-import test_real_peers
 from cases import combining, make_problem, make_torn, make_trace
 from formulas import JORDAN, POLAR_EXPRESS, newton_schulz
 from jax.flatten_util import ravel_pytree
@@ -29,8 +28,6 @@ from asyncsim import (
 )
 from asyncsim.methods import Applied, Method, declared, gradient_steps
 from asyncsim.methods.ringmaster_lmo import orthogonalized
-from asyncsim.real import Processes, load
-from asyncsim.real.agreement import agreement
 from asyncsim.replays.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -239,24 +236,12 @@ def test_several_devices():
 # Real processes
 
 
-@pytest.mark.full
-def test_a_recording_is_its_replay(tmp_path, optimized):
-    task, method = test_real.problem(), scaled()
-    processes = Processes(3, delay="exponential(0.003)")
-    server, trouble = test_real.in_threads(tmp_path, method, processes, 60, task)
-    assert not trouble
-    recorded = load(tmp_path)
-    params, run = test_real.replayed(recorded.trace, method, task, server)
-    assert len(run.commits) == 60 and test_real.close(test_real.central_of(server), params)
-
-
-def test_a_recording_without_a_server_is_its_replay(tmp_path, optimized):
-    method, topology, policy = test_real_peers.CASES["SGP, nobody waits"]
-    method = in_tensors(method, test_real_peers.problem())
-    processes = Processes(4, delay="exponential(0.004)", topology=topology, policy=policy)
-    test_real_peers.in_threads(tmp_path, method, processes, 66)
-    found = agreement(load(tmp_path), method, test_real_peers.problem())
-    assert found.holds and found.worst("free") < 1e-12
+def test_recordings_are_their_replays(optimized):
+    gossip, topology, policy = test_real.GOSSIP["SGP, nobody waits"]
+    options = {"topology": topology, "policy": policy}
+    gossiping = test_real.task_of(in_tensors(gossip, test_real.problem()), 66, 4, **options)
+    for task in (test_real.task_of(scaled()), gossiping):
+        assert test_real.difference(test_real.recorded_here(task)) < 1e-12
 
 
 # Checks

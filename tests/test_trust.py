@@ -22,6 +22,7 @@ from asyncsim.__main__ import main
 from asyncsim.base.files import folder_name, write_sealed
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import Finished
+from asyncsim.study.jobs import measurement
 from asyncsim.study.loading import recognised
 from asyncsim.study.sweep import run_cells, sweep
 
@@ -102,7 +103,7 @@ def test_going_on_runs_nothing_that_only_the_folder_names(told, command, said):
         ("gossip", "--topology=t/evil.py:f"),
         ("robustness", "--rules=t/evil.py:f(f=f)"),
         ("staleness", "--attack=t/evil.py:f(workers=1)"),
-        ("fairness", "--methods=t/evil.py:f"),
+        ("real", "--methods=t/evil.py:f"),
         ("staleness", "--methods=robust(rule='\\x74/evil.py:f')"),
     ],
 )
@@ -257,11 +258,15 @@ def test_a_link_to_a_known_file_runs_nothing_that_lies_beside_it(told):
 
 
 @pytest.mark.parametrize(
-    "text", ["byzantine-1_alie()#/../../victim_", "..", "/etc", "a\nb", "$(rm)"]
+    "text",
+    ["byzantine-1_alie()#/../../victim_", "..", "/etc", "a\nb", "$(rm)", "a" * 5000, "é" * 200],
 )
 def test_names_of_folders_lead_nowhere(text):
     safe = folder_name(text)
     assert re.fullmatch(r"(?!\.)[^/\\$\n]+-[0-9a-f]{8}", safe) and folder_name(safe) == safe
+    assert len(safe.encode()) <= 200 and folder_name(f"{text}.") != safe
+    place = measurement(text, dict).place
+    assert place == f"parts/{safe}.json" and place != measurement(f"{text}.", dict).place
 
 
 @pytest.mark.parametrize(
@@ -422,8 +427,8 @@ def test_no_link_in_a_folder_of_results_is_followed(
         ("study", "staleness", "--resume=s"),
         ("figures", "s"),
         ("tag", "s", "new"),
-        ("untag", "good"),
-        ("untag", "new"),
+        ("tag", "--remove", "good"),
+        ("tag", "--remove", "new"),
         ("show", "s"),
         ("animate", "s", "--frames=3", "--out=s/s-animation.html"),
         ("diff", "s", "other", "--out=s/loss"),

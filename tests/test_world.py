@@ -10,6 +10,7 @@ import pytest
 import slow_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from usual_model import COLUMNS, UsualModel
 from world import (
     CONTINUOUS,
     CROWDED,
@@ -24,7 +25,6 @@ from world import (
 )
 
 from asyncsim import Cluster, simulate
-from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.clusters.laws import Constant, Exponential
 
 NO_LINK = {"bandwidth": None, "message_bytes": None, "shared_bandwidth": False}

@@ -109,6 +109,8 @@ def called(
                 for key, value in parameters.items()
             }
         )
+    except TypeError as error:  # a list where a number belongs
+        raise InputError(f"{subject}: {error}; write {form_of(functions[name])}") from error
     except InputError as error:
         if not prefixed:
             raise

@@ -105,9 +105,9 @@ def require_share(argument: str, value: Any) -> float:
     return number
 
 
-def require_count(argument: str, value: Any, minimum: int = 1) -> int:
-    """Return ``value`` as an int; raise InputError unless it is a whole number of at least
-    ``minimum``.
+def require_count(argument: str, value: Any, minimum: int = 1, maximum: int = 2**63 - 1) -> int:
+    """Return ``value`` as an int; raise InputError unless it is a whole number from ``minimum`` to
+    ``maximum``, by default the largest of 64 bits.
     """
     try:
         count = operator.index(value)  # accepts an array only without axes
@@ -117,6 +117,8 @@ def require_count(argument: str, value: Any, minimum: int = 1) -> int:
         raise InputError(f"{argument} = {value!r}: must be a whole number of at least {minimum}")
     if count < minimum:
         raise InputError(f"{argument} = {value!r}: must be at least {minimum}")
+    if count > maximum:
+        raise InputError(f"{argument} = {value!r:.80}: must be at most {maximum:,}")
     return count
 
 

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
 #: The entry of a JSON file with the SHA-256 of the others.
 CHECKSUM = "sha256"
-#: The files that mark a folder of results: of a study, of a run, and of a recording; and an entry
-#: of each.
-CONFIG, RUN, RECORDING = "config.json", "run.json", "recording.json"
-_MARKS = {CONFIG: "study", RUN: "diverged_at", RECORDING: "processes"}
+#: The files that mark a folder of results: of a study, and of a run; and an entry of each.
+CONFIG, RUN = "config.json", "run.json"
+_MARKS = {CONFIG: "study", RUN: "diverged_at"}
 #: The folder, inside a study's, to which a resumed study moves files that it cannot use.
 SET_ASIDE = "aside"
 #: Names of half-written files and folders, left by killed processes.
@@ -47,6 +46,8 @@ _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial(\.[^.]*)?", re.DOTALL)
 #: Characters replaced in the names of folders; letters, digits and the signs of options' texts
 #: stay.
 _UNSAFE = re.compile(r"^\.|[^\w .,:+*%@=()\[\]'\"-]")
+#: Longest name of a file or folder, without suffix, in bytes: file systems allow 255.
+_LONGEST_NAME = 200
 #: Flags of an exclusive new file; not every system has all of them.
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
@@ -95,8 +96,12 @@ def within(folder: Path, name: Any) -> Path:
 
 
 def folder_name(text: str) -> str:
-    """Convert a text to the name of a file or folder: unsafe characters become "-", with a hash."""
+    """Convert a text to the name of a file or folder: unsafe characters become "-", a long text is
+    cut, and a changed one ends with a hash.
+    """
     safe = _UNSAFE.sub("-", text)
+    if len(safe.encode()) > _LONGEST_NAME:
+        safe = safe.encode()[: _LONGEST_NAME - 9].decode(errors="ignore")
     return safe if safe == text else f"{safe}-{zlib.crc32(text.encode()):08x}"
 
 
@@ -351,19 +356,6 @@ def read_text(path: Path) -> str:
     """Read a text file; see `open_file`."""
     with open_file(path) as file:
         return file.read().decode()
-
-
-def open_log(path: Path) -> io.BufferedWriter:
-    """Open a file for appending; create it if it does not exist.
-
-    Raises
-    ------
-    InputError
-        If it is, or crosses, a link or a device inside a folder of results.
-    OSError
-        If it cannot be written.
-    """
-    return require_plain(path).open("ab")
 
 
 def files_below(folder: Path) -> list[Path]:

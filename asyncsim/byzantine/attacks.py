@@ -115,10 +115,14 @@ class Attack(NamedTuple):
         return np.isin(np.arange(workers), chosen)
 
 
+#: The most Byzantine workers that a number can name.
+_MOST_WORKERS = 10_000_000
+
+
 def _chosen(workers: Any) -> list[int]:
     """List the indices of the Byzantine workers, given a number or a list of them."""
     if not isinstance(workers, list | tuple | range | np.ndarray):
-        return list(range(require_count("workers", workers)))
+        return list(range(require_count("workers", workers, maximum=_MOST_WORKERS)))
     indices = [require_count("workers", index, minimum=0) for index in workers]
     if not indices or len(set(indices)) < len(indices):
         raise InputError(f"workers = {workers!r}: must hold at least one worker, each once")

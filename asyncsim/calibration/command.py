@@ -31,7 +31,7 @@ def report(
     """
     if workers is not None:
         as_workers(workers)
-    require_count("runs", runs, minimum=2)
+    require_count("runs", runs, minimum=2, maximum=100_000)
     require_count("seed", seed, minimum=0)
     require_choice("law", law, (*KINDS, *FAMILIES))
     trace = read_visits(path, unit)

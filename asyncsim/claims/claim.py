@@ -63,27 +63,30 @@ class Comparison(NamedTuple):
         finished, other = (
             self._measured(results) for results in (finished, finished if other is None else other)
         )
+        is_share = "accuracy" in self._name
         for of, to in self._rows(finished.summary):
             values = self._values(finished, of)
-            ratio, level = self.ratio and self.to is not None, values
-            if self.to is not None:
+            if self.to is None:
+                form, ratio = ".1%" if is_share else ".3g", False
+                number = spread(values, form)
+            else:
+                form, ratio = ".2%" if is_share else ".3g", self.ratio
                 reference = self._values(other, to)
                 values = log_ratio(values, reference) if ratio else values - reference
-            is_share = "accuracy" in self._name
-            form = ("+.2%" if self.to is not None else ".1%") if is_share else ".3g"
-            number = (
-                interval_text(values, ratio, form) if self.to is not None else spread(level, form)
-            )
-            text = self.text.format(number, of=of, to=to)
-            for bound, word, test in (
-                (self.above, "at least", above),
-                (self.below, "at most", below),
-            ):
-                if bound is None:
-                    continue
-                neutral = 1.0 if ratio else 0.0
-                limit = "" if bound == neutral else f", {word} {bound:{form.strip('+')}}"
-                yield test(f"{text}{limit}", values, np.log(bound) if ratio else bound)
+                number = interval_text(values, ratio, form)
+            yield self._bounded(self.text.format(number, of=of, to=to), values, ratio, form)
+
+    def _bounded(self, text: str, values: pd.Series, ratio: bool, form: str) -> Finding:
+        """Judge a mean by one bound, or by two that it lies between."""
+        answers = []
+        for bound, word, test in ((self.above, "at least", above), (self.below, "at most", below)):
+            if bound is not None:
+                limit = np.log(bound) if ratio else bound
+                remark, answer, _ = test("", values, limit)
+                text += "" if bound == (1.0 if ratio else 0.0) else f", {word} {bound:{form}}"
+                text += remark
+                answers.append(answer)
+        return Finding(text, False if False in answers else None if None in answers else True)
 
     @property
     def _name(self) -> str:

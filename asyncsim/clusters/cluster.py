@@ -17,7 +17,12 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.markup import card
 from asyncsim.clusters import cluster_checks as checks
-from asyncsim.clusters.collectives import NETWORKS, collective_time, exposed_time
+from asyncsim.clusters.collectives import (
+    NETWORKS,
+    collective_bytes,
+    collective_time,
+    exposed_time,
+)
 from asyncsim.clusters.failures import Failure, as_failures
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, brief
 from asyncsim.clusters.network import (
@@ -326,6 +331,12 @@ class Cluster:
         laws = self.compute_laws
         step = max(laws[member].mean for member in members)
         return exposed_time(NETWORKS[policy.layers], step, size, seconds, policy.bucket_bytes)
+
+    def all_reduced_bytes(self, message_bytes: float) -> float:
+        """Return the bytes that the all-reduce of a version sends, all workers together."""
+        sites = [count for count in self.sites or (self.workers,) if count]
+        kind = self.policy.collective or ""
+        return collective_bytes(kind, message_bytes, self.workers, sites).total
 
     @functools.cached_property
     def ways(self) -> tuple[Way, Way]:

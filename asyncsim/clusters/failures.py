@@ -106,7 +106,7 @@ class Failure:
         if self.on is not None:
             require_choice(f"{subject}: on", self.on, ("slots", "learners"))
         if self.workers is not None:
-            listed = [self.workers] if isinstance(self.workers, int) else list(self.workers)
+            listed = list(self.workers) if hasattr(self.workers, "__len__") else [self.workers]
             workers = tuple(
                 require_count(f"{subject}: workers", worker, minimum=0) for worker in listed
             )

@@ -183,6 +183,12 @@ class Policy:
             or self.time is not None
         )
 
+    def is_met_by(self, policy: "Policy") -> bool:
+        """Return whether a method that needs this policy may run under another: where it needs a
+        barrier without arguments, any barrier will do.
+        """
+        return policy == self or (self == Policy("barrier") and policy.name == "barrier")
+
     def per_version(self, workers: int) -> int:
         """Return the number of messages in a version: the least with a grace window, and the most
         with trials.

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.base.calls import called, form_of, write
-from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_memory,
+    require_nonnegative,
+)
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
+from asyncsim.clusters.workers import WORKER_BYTES
 
 #: The units in which a free slot may begin work.
 SUBMITS = ("rollout", "group", "batch")
@@ -193,6 +200,7 @@ class Rollouts:
 
         for name in ("slots", "group", "batch", "publish"):
             store(name, require_count(f"rollouts: {name}", getattr(self, name)))
+        require_memory(f"slots = {self.slots}", "a cluster of so many", self.slots * WORKER_BYTES)
         for name, choices in (
             ("submit", SUBMITS),
             ("consume", ORDERS),

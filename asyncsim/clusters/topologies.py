@@ -292,7 +292,7 @@ def adjacency(matrix: Any, weights: str | None = None, name: str | None = None) 
     else:
         try:
             array = np.asarray(matrix, np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InputError(
                 f"matrix = {matrix!r:.80}: must be a square matrix of numbers"
             ) from None

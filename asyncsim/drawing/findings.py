@@ -113,16 +113,26 @@ def missed(summary: pd.DataFrame, names: pd.Series, config: Mapping[str, Any]) -
     goal = Target(config["target"], config["target_of"])
     words = {}
     for name, runs in summary.groupby(names, sort=False):
-        is_missed, seeds = np.isinf(runs["time_to_target"]), len(runs)
-        touch = runs.loc[is_missed & goal.is_met_by(runs[goal.of]), "first_touch"].mean()
-        every = {1: "", 2: " with both seeds"}.get(seeds, " with every seed")
-        where = every if is_missed.all() else f" with {is_missed.sum()} of {seeds} seeds"
-        words[name] = (
-            f"missed the target{where}"
-            if np.isnan(touch)
-            else f"crosses it at {number_text(touch)} s{where} but ends before it is held"
-        )
+        is_missed = np.isinf(runs["time_to_target"])
+        is_short = is_missed & goal.is_met_by(runs[goal.of])
+        clauses = []
+        if is_short.any():
+            touch = runs.loc[is_short, "first_touch"]
+            ends = dict.fromkeys(map(number_text, (touch.min(), touch.max())))
+            crossed = f"crosses it at {' to '.join(ends)} s{_seeds_text(is_short)}"
+            clauses.append(f"{crossed} but ends before it is held")
+        if (is_missed & ~is_short).any() or not is_short.any():
+            clauses.append(f"missed the target{_seeds_text(is_missed & ~is_short)}")
+        words[name] = " and ".join(clauses)
     return words
+
+
+def _seeds_text(mask: pd.Series) -> str:
+    """Say with which share of the seeds, one entry for each, something happened."""
+    count, seeds = int(mask.sum()), len(mask)
+    if count < seeds:
+        return f" with {count} of {seeds} seeds"
+    return {1: "", 2: " with both seeds"}.get(seeds, " with every seed")
 
 
 def sentence(text: str) -> str:

@@ -49,8 +49,11 @@ def entropy_sgd(
     An inner loop of stochastic gradient Langevin dynamics begins at the parameters ``x``,
     ``y = z = x``, and takes ``window`` steps, with ``N`` a standard normal of each weight::
 
-        d <- gradient(y) + (y - x) / gamma y <- y - learning_rate * d + noise * sqrt(2 *
-        learning_rate) * N (d with Nesterov momentum) z <- decay z + (1 - decay) y
+        d <- gradient(y) + (y - x) / gamma
+        y <- y - learning_rate * d + noise * sqrt(2 * learning_rate) * N
+        z <- decay z + (1 - decay) y
+
+    with Nesterov's momentum on ``d``.
 
     Then the parameters go to its average, ``x <- x - outer_rate (x - z)``, and the loop restarts.
 

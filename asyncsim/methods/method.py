@@ -235,7 +235,7 @@ class Timing:
     ----------
     workers, protocol, window, discipline, read_blocks, policy
         Fields of the trace's `asyncsim.Cluster`; other traces are refused. The policy is a
-        Policy, given as one or as text.
+        Policy, given as one or as text; ``barrier()`` stands for any barrier.
     message_size : float
         Size of the message relative to the vector of parameters that is sent down: 1/16 for 2 bits
         instead of 32. Studies with a bandwidth simulate the upward transfer accordingly; a replay
@@ -287,9 +287,11 @@ class Timing:
         """Return the bytes of a message and of a read.
 
         ``up``, ``down``: bytes of a message and of a read that are vectors of parameters; ``bits``:
-        of each number.
+        of each number. A lone worker sends nothing.
         """
         size, reply_size = self.size_of_message(bits), self.reply_size
+        if self.workers == 1:
+            return 0.0, 0.0  # a lone worker has the parameters
         if self.message_numbers is not None:
             up = min(up, self.message_numbers * bits / 8)
         elif size is not None:

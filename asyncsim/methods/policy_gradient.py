@@ -16,6 +16,7 @@ import optax
 
 from asyncsim.base.calls import called, form_of
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.methods.method import require_optimizer
 
 Array = jax.Array
 #: ``weight(logp, behaviour, proximal, advantage, present)``: of one sample, each ``[tokens]``.
@@ -245,6 +246,18 @@ class PolicyGradient(NamedTuple):
         return scale * (rewards - mean)
 
 
+def _require_weights(weight: Weight) -> None:
+    """Raise InputError unless a user's function returns a weight for each token."""
+    tokens, number = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3,), ()))
+    present = jax.ShapeDtypeStruct((3,), bool)
+    shape = jax.eval_shape(weight, tokens, tokens, tokens, number, present).shape
+    if shape != (3,):
+        raise InputError(
+            f"correction = {weight!r}: returns an array of shape {list(shape)} for 3 tokens; "
+            "must return one weight for each token"
+        )
+
+
 def policy_gradient(
     learning_rate: float = 0.1,
     correction: Correction | str | Weight = "none",
@@ -291,6 +304,7 @@ def policy_gradient(
         if not callable(correction) or correction in CORRECTIONS.values():
             hint = f"; call it, {form_of(correction)}" if callable(correction) else ""
             raise InputError(f"correction = {correction!r}: must be a correction{hint}")
+        _require_weights(correction)
         correction = Correction(getattr(correction, "__name__", "custom"), correction)
     normalize = correction.normalize if normalize is None else normalize
     require_choice("normalize", normalize, NORMALIZATIONS)
@@ -303,7 +317,7 @@ def policy_gradient(
             "normalize": normalize,
             "inner_steps": inner_steps,
         },
-        optimizer=_PLAIN if optimizer is None else optimizer,
+        optimizer=_PLAIN if optimizer is None else require_optimizer("optimizer", optimizer),
         correction=correction,
         baseline=baseline,
         normalize=normalize,

@@ -157,6 +157,11 @@ def robust(
         )
 
     def require(workers: int, policy: Policy) -> None:
+        if policy.collective is not None:
+            raise InputError(
+                f"policy = {policy}: an all-reduce adds the messages, and a rule must see each; "
+                "leave collective out"
+            )
         rule.require(policy.per_version(workers))
 
     return attacked(None)

@@ -14,7 +14,8 @@ def batch_sgd(learning_rate: Rate = LEARNING_RATE, policy: PolicyLike = "barrier
 
         central <- central - learning_rate * mean of the version's gradients (once it is complete)
 
-    ``policy``: which gradients make a version; by default one of each worker: synchronous SGD.
+    ``policy``: which gradients make a version; by default those of the cluster's
+    `asyncsim.barrier`, on other clusters one of each worker: synchronous SGD.
 
     Notes
     -----

@@ -6,29 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from asyncsim.base.files import write_text
-from asyncsim.pages.trust import is_trusted
 from asyncsim.study import results
 
-_TITLES = ("study", "tags", "cluster", "methods", "best", "date", "folder")
+_TITLES = ("study", "tags", "cluster", "methods", "verdict", "date", "folder")
 
 
 def write_contents(entries: Sequence[Any]) -> Path:
-    """Write a page with a row for each study in the index, linked to its page; return its path.
+    """Write a page with a row for each known study; return its path.
 
-    ``entries``: of `asyncsim.runs.index.entries`. A page that this machine did not draw has no
-    link: ``asyncsim show FOLDER`` redraws it.
+    ``entries``: of `asyncsim.runs.known.entries`. Nothing is linked: a page in a folder may be a
+    stranger's, and ``asyncsim show FOLDER`` draws a study's page.
     """
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     rows = []
     for entry in entries:
-        page = entry.folder / results.PAGE
-        study = html.escape(entry.study)
-        if is_trusted(page):
-            study = f'<a href="{html.escape(page.absolute().as_uri())}">{study}</a>'
         tags = ", ".join(tag.name for tag in entry.tags)
-        texts = (tags, entry.cluster, entry.methods, entry.headline, entry.date[:10], entry.folder)
+        texts = (tags, entry.cluster, entry.methods, entry.verdict, entry.date[:10], entry.folder)
         cells = "".join(f'<td class="text">{html.escape(str(text))}</td>' for text in texts)
-        rows.append(f'<tr><th scope="row" class="text">{study}</th>{cells}</tr>')
+        rows.append(f'<tr><th scope="row" class="text">{html.escape(entry.study)}</th>{cells}</tr>')
     heads = "".join(f'<th scope="col" class="text">{title}</th>' for title in _TITLES)
     text = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

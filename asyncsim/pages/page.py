@@ -32,7 +32,6 @@ from asyncsim.pages.film import (
 )
 from asyncsim.pages.packing import pack
 from asyncsim.pages.timeline import MOST_LANES, timeline
-from asyncsim.pages.trust import trust_page
 from asyncsim.replays.run import Run
 from asyncsim.study import results
 from asyncsim.study.columns import axis_of
@@ -42,7 +41,6 @@ from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 
 #: The file with a study's printed text.
-PRINTED = "report.txt"
 #: The files of a page by their marks in its template; uPlot (MIT) draws the timeline's axes.
 _ASSETS = {
     "/* library style */": "uplot/uPlot.min.css",
@@ -71,7 +69,7 @@ def on_a_page(folder: Path) -> Iterator[None]:
     """Collect printed text and figures within a block, then write the page of a study's folder."""
     with collecting(results.unfinished(folder)) as drawn, heard() as printed:
         yield
-    write_text(folder / PRINTED, printed.getvalue())
+    write_text(folder / results.REPORT, printed.getvalue())
     write_page(folder, drawn)
 
 
@@ -85,7 +83,7 @@ def write_page(
     """
     config = results.config_of(folder)
     study = str(config.get("study", folder.name))
-    printed = folder / PRINTED
+    printed = folder / results.REPORT
     chosen = two_runs(folder)
     typed = results.typed_in(folder)
     title = f"{study}: {config['problem']}" if isinstance(config.get("problem"), str) else study
@@ -116,11 +114,7 @@ def write_page(
         "timelines": _timelines(folder, chosen),
         "animation": animation(chosen, _FRAMES) if chosen and moves else None,
     }
-    if out is not None:
-        return _write(out, page)
-    path = _write(folder / results.PAGE, page)
-    trust_page(path)
-    return path
+    return _write(out or folder / results.PAGE, page)
 
 
 def write_animation(

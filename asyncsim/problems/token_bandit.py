@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_count
+from asyncsim.base.errors import InputError, require_count, require_memory
 from asyncsim.base.streams import Streams
 from asyncsim.problems.policy import PolicyProblem
 
@@ -45,6 +45,8 @@ def token_bandit(
             f"tokens = {tokens}: {states} states have {states * actions**tokens:,} sequences; give "
             f"fewer tokens, actions or states (at most {_MOST_SEQUENCES:,})"
         )
+    coefficients = states * tokens * (actions + 1) * actions * features
+    require_memory(f"features = {features}", "a bandit of so many", 8.0 * coefficients)
     draws = Streams(seed, "token bandit").generator(0, 0)
     table = draws.standard_normal((states, tokens, actions + 1, actions, features))
     rewards = draws.standard_normal((states, *(actions,) * tokens))

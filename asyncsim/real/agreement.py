@@ -1,22 +1,12 @@
 """Compare a recording with its replay: same order and seed, so the same losses and parameters.
 
-There are three replays of the recorded order. *Free*: from the seed alone. *Perturbed*: another
-free one whose initial parameters differ by one unit of round-off in every element; its distance
-from the first shows the effect of round-off over the length of the recording. *Forced*: takes over
-the server's recorded state at every checkpoint, so that a difference in one commit cannot grow over
-many. If the free replay exceeds the bar and the perturbed one does, too, then round-off alone
-explains it, and the forced replay is judged instead.
-
-With rectifiers the loss is not smooth: a unit that is zero up to round-off, on one example,
-switches its gradient, and parameters that agreed to 1e-7 are some 1e-6 apart at once, and 1e-3
-after hundreds of commits. So these replays compute each gradient separately on a CPU, as the
-workers do, and not in batches, which sum in another order. They mostly equal the recording bit for
-bit.
+*Free*: a replay from the seed alone. *Perturbed*: another whose initial parameters differ by one
+unit of round-off in every element. The free replay must be within the bar as long as the perturbed
+one is: beyond, round-off alone explains any difference. Gradients are computed one by one, as the
+workers do; such replays mostly equal the recording bit for bit.
 """
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -24,251 +14,111 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.errors import InputError
-from asyncsim.methods.method import Method
-from asyncsim.problems.problem import Problem
-from asyncsim.real.computing import RECORDER, Computing, Parameters, State, load_state
-from asyncsim.real.peers import first_state
-from asyncsim.real.recording import CHECKPOINT, Recorded, states_in
-from asyncsim.replays.programs import as_data, cast
+from asyncsim.real.arrays import RECORDER
+from asyncsim.real.recording import Recorded
+from asyncsim.replays.programs import cast
 from asyncsim.replays.replay import Replay
-from asyncsim.replays.state import ReplayState
-from asyncsim.replays.waves import find_waves
 
-#: Largest relative difference of parameters and losses over a thousand commits, by precision.
+#: Largest relative difference of parameters and losses, by precision.
 BARS = {"float32": 1e-5, "float64": 1e-10}
-REPLAYS = ("free", "perturbed", "forced")
 
 
 class Agreement(NamedTuple):
-    """The differences between a recording and its replays."""
+    """The differences between a recording and its replays.
 
-    #: One row per commit, with ``commit`` from 1 on. For each replay in `REPLAYS` the columns
-    #: ``loss_...``, the difference of that commit's loss relative to the largest recorded loss, and
-    #: ``params_...``, the norm of the difference of the central variables relative to its norm, at
-    #: the checkpoints (else nan). The perturbed replay is compared with the free one, the others
-    #: with the recording. Without a server the workers' own states count, too, there is one
-    #: checkpoint, at the end, and the forced replay is the free one.
+    Attributes
+    ----------
+    table : pandas.DataFrame
+        One row per commit. ``loss_free``: the difference of the free replay's loss from the
+        recorded, relative to the largest recorded loss. ``params_free``: the norm of the difference
+        of the central variables relative to its norm, where the recording has a copy, else nan;
+        without a server with the workers' states. ``loss_perturbed`` and ``params_perturbed``: the
+        same of the perturbed replay from the free one.
+    bar : float
+    """
+
     table: pd.DataFrame
     bar: float
 
-    def worst(self, replay: str) -> float:
-        """Return the largest difference of a replay's losses and parameters; nan if one is not
-        finite.
-        """
-        return float(self.table[[f"loss_{replay}", f"params_{replay}"]].max().max())
+    @property
+    def compared(self) -> int:
+        """The number of commits before a unit of round-off has grown beyond the bar."""
+        beyond = (self.table[["loss_perturbed", "params_perturbed"]] > self.bar).any(axis=1)
+        return int(np.argmax(beyond)) if beyond.any() else len(beyond)
 
     @property
-    def amplifies(self) -> bool:
-        """Whether one unit of round-off in the initial parameters grows beyond the bar."""
-        return not self.worst("perturbed") <= self.bar
-
-    @property
-    def held_to(self) -> str:
-        """The judged replay: the free one, unless round-off alone can bring it above the bar."""
-        return "forced" if self.worst("free") > self.bar and self.amplifies else "free"
+    def worst(self) -> float:
+        """The largest difference of the free replay in the compared commits."""
+        return float(self.table[["loss_free", "params_free"]][: self.compared].max().max())
 
     @property
     def holds(self) -> bool:
-        """Whether the judged replay is within the bar."""
-        return self.worst(self.held_to) <= self.bar
+        """Whether the compared commits are within the bar."""
+        return self.compared > 0 and self.worst <= self.bar
 
     def row(self) -> dict[str, Any]:
         """Return the largest differences and the verdict as a row of a table."""
-        worst = {
-            f"{quantity}_{replay}": float(self.table[f"{quantity}_{replay}"].max())
-            for replay in REPLAYS
-            for quantity in ("loss", "params")
-        }
-        return {**worst, "bar": self.bar, "held_to": self.held_to, "holds": self.holds}
+        largest = self.table.drop(columns="commit").max().to_dict()
+        verdict = {"compared": self.compared, "worst": self.worst, "holds": self.holds}
+        return {**largest, "bar": self.bar, **verdict}
 
 
-def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement:
-    """Replay a recording three times, and compare.
+def agreement(recorded: Recorded) -> Agreement:
+    """Replay a recording twice, and compare."""
+    task = recorded.task
+    dtype = jnp.dtype(task.precision)
 
-    ``recorded``: with the states of all checkpoints (``keep_states``). ``method``, ``problem``: as
-    recorded.
-    """
-    header = recorded.header
-    paths = {
-        stop: path
-        for stop, path in states_in(recorded.folder).items()
-        if stop <= len(recorded.commits)
-    }
-    if not paths:
-        raise InputError(
-            f"folder = {str(recorded.folder)!r}: no states of checkpoints; record it with "
-            "keep_states"
-        )
-    dtype = jnp.dtype(header.precision)
+    def shifted(init: Any) -> Any:
+        """Move each initial parameter to the next larger number."""
 
-    def shifted(init: Callable[..., Any]) -> Callable[..., Any]:
-        """Move each of the problem's initial parameters to the next larger number."""
+        def up(leaf: Any) -> Any:
+            return jnp.nextafter(leaf, jnp.full_like(leaf, jnp.inf))
 
-        def shifted_init(*arguments: Any) -> Any:
-            return jax.tree.map(
-                lambda leaf: jnp.nextafter(leaf, jnp.full_like(leaf, jnp.inf)),
-                cast(init(*arguments), dtype),
-            )
+        return lambda *arguments: jax.tree.map(up, cast(init(*arguments), dtype))
 
-        return shifted_init
-
-    starts: dict[str, Any] = {"init": shifted(problem.init)}
-    if problem.init_replica is not None:
-        starts["init_replica"] = shifted(problem.init_replica)
-
-    with jax.enable_x64(header.precision == "float64"):
-        computing = Computing(method, problem, header)
-        if header.processes.topology is None:
-            like = Parameters(header.processes, computing).state
-        else:
-            like = first_state(header.processes.workers, computing)
-        free = _follow(recorded, method, problem, paths)
-        perturbed = _follow(recorded, method, dataclasses.replace(problem, **starts), paths)
-        forced = _follow(recorded, method, problem, paths, like)
-        central = {}
-        for stop, path in paths.items():
-            state = load_state(path, like)[0]
-            worker_states = jax.tree.map(
-                lambda *leaves: np.stack(leaves), *(row.method for row in state.workers)
-            )
-            central[stop] = _compared(recorded, state.central, worker_states)
-    truth = _Course(recorded.commits["loss"].to_numpy(), central)
-    table: dict[str, Any] = {"commit": np.arange(1, len(truth.loss) + 1)}
-    for name, course, reference in (
-        ("free", free, truth),
-        ("perturbed", perturbed, free),
-        ("forced", forced, truth),
-    ):
-        loss = np.abs(course.loss - reference.loss) / np.nanmax(np.abs(reference.loss))
-        params = np.full(len(loss), np.nan)
-        for stop, expected in reference.central.items():
-            value = course.central.get(stop)
-            far = (
-                np.inf
-                if value is None
-                else np.linalg.norm(value - expected) / np.linalg.norm(expected)
-            )
-            params[stop - 1] = far if np.isfinite(far) else np.inf
-        # Non-finite values are infinitely far away.
-        table |= {
-            f"loss_{name}": np.where(np.isfinite(loss), loss, np.inf),
-            f"params_{name}": params,
-        }
-    return Agreement(pd.DataFrame(table), BARS[header.precision])
+    inits = {name: getattr(task.problem, name) for name in ("init", "init_replica")}
+    moved = {name: shifted(init) for name, init in inits.items() if init is not None}
+    with task.in_precision():
+        free = _follow(recorded, task.problem)
+        perturbed = _follow(recorded, dataclasses.replace(task.problem, **moved))
+    truth = recorded.commits["loss"].to_numpy(), recorded.central
+    table: dict[str, Any] = {"commit": np.arange(1, len(truth[0]) + 1)}
+    for name, course, reference in (("free", free, truth), ("perturbed", perturbed, free)):
+        losses, central = course
+        far = np.full(len(losses), np.nan)
+        for stop, value in reference[1].items():
+            distance = np.linalg.norm(central.get(stop, np.inf) - value)
+            far[stop - 1] = distance / np.linalg.norm(value)
+        loss = np.abs(losses - reference[0]) / np.nanmax(np.abs(reference[0]))
+        # A replay that diverged is infinitely far away.
+        table |= {f"loss_{name}": np.nan_to_num(loss, nan=np.inf), f"params_{name}": far}
+    return Agreement(pd.DataFrame(table), BARS[task.precision])
 
 
-def evaluate(recorded: Recorded, method: Method, problem: Problem) -> dict[str, float]:
-    """Evaluate the central variable of a complete recording on all data.
-
-    Returns the values with the names of the evaluations of an `asyncsim.Run`, such as
-    ``test_loss``. A problem's own state is the mean over the workers.
-
-    Raises
-    ------
-    InputError
-        The recording has no server.
-    """
-    if recorded.header.processes.topology is not None:
-        raise InputError(
-            "topology: workers without a server have no central variable; leave it out"
-        )
-    header, data = recorded.header, {"train": problem.train, "test": problem.test}
-    with jax.enable_x64(header.precision == "float64"):
-        computing = Computing(method, problem, header)
-        like = Parameters(header.processes, computing).state
-        state, _ = load_state(recorded.folder / CHECKPOINT, like)
-        own_state = jax.tree.map(
-            lambda *leaves: np.mean(leaves, axis=0).astype(leaves[0].dtype),
-            *(row.learner.problem for row in state.workers),
-        )
-        params = computing.flat.unravel(jnp.asarray(state.central))
-        dtype = jnp.dtype(header.precision)
-        values: dict[str, float] = {}
-        for part, examples in data.items():
-            if part == "train" or examples is not None:  # without data there is a loss, too
-                of_part = problem.evaluate(params, own_state, as_data(examples, dtype))
-                values |= {f"{part}_{name}": float(value) for name, value in of_part.items()}
-    return values
-
-
-def _compared(recorded: Recorded, central: Any, worker_states: Any) -> np.ndarray:
-    """Concatenate the central variable and, without a server, the workers' states."""
-    parts = () if recorded.header.processes.topology is None else jax.tree.leaves(worker_states)
-    return np.concatenate([np.ravel(part) for part in (central, *parts)])
-
-
-class _Course(NamedTuple):
-    """The loss of each commit, and the central variable at the checkpoints."""
-
-    loss: np.ndarray
-    central: dict[int, np.ndarray]
-
-
-def _follow(
-    recorded: Recorded,
-    method: Method,
-    problem: Problem,
-    paths: dict[int, Path],
-    forced_like: State | None = None,
-) -> _Course:
-    """Replay from checkpoint to checkpoint; with ``forced_like``, load the recorded states."""
-    commits = len(recorded.commits)
+def _follow(recorded: Recorded, problem: Any) -> tuple[np.ndarray, dict[int, Any]]:
+    """Replay; return the losses, and the central variable where the recording has it."""
+    task, stops = recorded.task, sorted(recorded.central)
     replay = Replay(
         recorded.trace,
-        method,
+        task.method,
         problem,
-        recorded.header.seed,
-        precision=recorded.header.precision,
-        stops=np.unique([*paths, commits]),
+        task.seed,
+        precision=task.precision,
+        stops=np.array(stops),
         record=[RECORDER],
         form="single",
         devices=jax.devices()[:1],
     )
-    central: dict[int, np.ndarray] = {}
-    for stop, path in paths.items():
+    central = {}
+    for stop in stops:
         replay.advance(stop)
         if replay.diverged_at is not None:
             break
-        central[stop] = _compared(recorded, replay.state.central, replay.state.workers.method)
-        if forced_like is not None and stop < commits:
-            replay.go_on_from(_replay_state(load_state(path, forced_like)[0], replay))
-    if replay.diverged_at is None:
-        replay.advance(commits)
+        vectors = [replay.state.central]
+        if task.cluster.topology is not None:
+            leaves = jax.tree.leaves(replay.state.workers.method)
+            vectors += [leaf[i].ravel() for i in range(task.cluster.workers) for leaf in leaves]
+        central[stop] = np.concatenate([np.asarray(vector) for vector in vectors])
     losses = replay.result().commits["loss"].to_numpy()
-    return _Course(np.concatenate([losses, np.full(commits - len(losses), np.nan)]), central)
-
-
-def _replay_state(state: State, replay: Replay) -> ReplayState:
-    """Convert a server's state to the layout of a replay at the same commit.
-
-    The replay's slots hold the workers' reads; a separate read at this very position is the central
-    variable.
-    """
-    stop, waves, current = replay.position, find_waves(replay.trace), replay.state
-    read: Any = np.array(current.read)
-    push_read: Any = np.array(current.push_read)
-    waiting: dict[int, int] = {}
-    worker = replay.trace.frame["worker"].to_numpy()
-    for commit in range(stop, len(worker)):
-        ahead = waiting.setdefault(worker[commit], 0)
-        waiting[worker[commit]] += 1
-        if ahead == 0 or (ahead == 1 and waves.reads == "separate"):
-            values = state.read if ahead == 0 else state.pulled
-            if waves.read[commit] <= stop:
-                atomic = waves.reads != "separate"  # may be a reply, not the central variable
-                was_read = atomic or waves.read[commit] < stop
-                read[waves.slot[commit]] = values[worker[commit]] if was_read else state.central
-        if ahead == 0 and waves.separate_pushes and waves.push[commit] <= stop:
-            pulled = state.pulled[worker[commit]] if waves.push[commit] < stop else state.central
-            push_read[waves.push_slot[commit]] = pulled
-    rows = jax.tree.map(
-        lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *state.workers
-    )
-    arrays = {
-        "central": state.central,
-        "server": state.server,
-        "read": read,
-        "push_read": push_read,
-    }
-    return current._replace(**arrays, workers=rows)
+    missing = np.full(len(recorded.commits) - len(losses), np.nan)
+    return np.concatenate([losses, missing]), central

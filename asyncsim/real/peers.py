@@ -1,45 +1,29 @@
 """Worker processes without a server: each computes, mixes and sends messages to its neighbours.
 
-A worker runs the functions of a replay, and its gradients are a replay's jobs. Messages are calls
-between workers; they wait in the receiver's inbox while it computes. Each worker records its own
-gradients: their times, and the messages mixed. `asyncsim.recorded` orders the gradients of all.
+Messages are calls of a worker's coroutines; they wait in its inbox while it computes. Each worker
+records its own gradients: their times and the messages mixed. `asyncsim.recorded` orders them.
 """
 
-import functools
+import asyncio
 import math
-import pickle
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import whole_products
-from asyncsim.methods.method import Inbox, Method
-from asyncsim.problems.problem import Problem
-from asyncsim.real.computing import Computation, Computing, OwnVisit, State, save_state
-from asyncsim.real.processes import require_ray
-from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
-from asyncsim.real.server import KeyedActor, clock_zero
+from asyncsim.methods.method import Inbox
+from asyncsim.real.arrays import Computing, Job, Task
+from asyncsim.real.server import clock_zero
 from asyncsim.replays.central import Mass, Sent, initial_memory
 from asyncsim.replays.local import LocalResult
-from asyncsim.replays.programs import IdentityKey
-from asyncsim.replays.state import WorkerRow
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.handshakes import partners
-from asyncsim.traces.archive import write_trace
-
-#: Calls a function of another worker by the worker's index, the function's name and arguments; the
-#: result is a function that waits for the answer.
-Call = Callable[..., Callable[[], Any]]
 
 
 class Message(NamedTuple):
@@ -52,195 +36,135 @@ class Message(NamedTuple):
     content: Any  #: the method's message
 
 
-class PeerResult(NamedTuple):
-    """The recording and the arrays of one worker at the end."""
-
-    rows: list[Event]  #: one for each of its gradients, see `asyncsim.real.recording`
-    replica: list[np.ndarray]  #: the leaves of the method's state
-    learner: list[np.ndarray]
-    moved: np.ndarray  #: the sum of its steps over the number of workers, float64
-
-
-def first_state(workers: int, computing: Computing) -> State:
-    """Initialize the arrays of all workers, in the form of a server's state."""
-    with jax.enable_x64(computing.x64):
-        rows = tuple(
-            WorkerRow(
-                computing.method.init_worker(computing.first_replica(worker)),
-                (),
-                (),
-                computing.first_learner(worker),
-            )
-            for worker in range(workers)
-        )
-        return State(computing.flat.ravel(computing.params), (), rows, (), ())
-
-
 class Peer:
-    """A worker of a recording without a server; `run` holds a thread, neighbours call the rest."""
+    """A worker of a recording without a server; `run` computes, neighbours call the rest."""
 
-    def __init__(self, index: int, method: Method, problem: Problem, header: Header):
-        processes, workers = header.processes, header.processes.workers
-        self._computing = Computing(method, problem, header)
-        method = self._computing.method
-        topology, self._policy = processes.topology, processes.policy
+    def __init__(self, index: int, task: Task):
+        cluster, self._computing, self._index = task.cluster, Computing(task), index
+        workers, topology = cluster.workers, cluster.topology
         assert topology is not None
-        self._index, self._workers = index, workers
-        self._meets, self._sees_messages = method.meet is not None, method.sees_messages
+        self._workers, self._policy = workers, cluster.policy
+        self._method = self._computing.method
+        self._meets = self._method.meet is not None
         cycle = topology.edges(workers)
         self._sends = [takers[index] for takers in topology.sends(workers)]
         self._expected = [int((edges.taker == index).sum()) for edges in cycle]
         self._kept = [float(edges.kept(workers)[index]) for edges in cycle]
-        self._partner = partners(topology, workers, header.seed)
-        row = first_state(workers, self._computing).workers[index]
-        with jax.enable_x64(self._computing.x64):
-            replica = self._computing.first_replica(index)
-        self._replica, self._learner, self._snapshot = row.method, row.learner, replica
-        self._memory = initial_memory(method, replica)
-        self._moved = np.zeros(replica.shape)
-        self._dtype = np.dtype(header.precision)
-        self._functions = _compiled(IdentityKey(method), workers, processes.window)
-        with jax.enable_x64(self._computing.x64):
-            visit = self._visit_arguments(0, 1.0)
-            row = self._row()
-            ready = row if self._meets else row._replace(memory=Mass(replica, ()))  # after mixing
-            arguments = ready, replica, replica, self._no_partner(), visit
-            _, _, message, *_ = jax.eval_shape(self._functions.finish, *arguments)
-            self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
-            if not self._meets:
-                jax.eval_shape(self._functions.begin, row, self._mixable([]), visit)
-        self._delay = delays(processes.delay_laws, header.seed, "delay", processes.window)
-        # Workers that wait for neighbours must all compute equally many gradients, or a neighbour
-        # would wait forever. All others share a total, so that fast workers compute more.
+        self._partner = partners(topology, workers, task.seed)
+        self._start, row = self._computing.first(index)
+        self._row = row._replace(memory=initial_memory(self._method, self._start))
+        self._dtype, self._moved = self._start.dtype, np.zeros(self._start.shape)
+        self._add, self._begin, self._finish = _compiled(self._method)
+        self._sleep = delays(cluster.compute_laws, task.seed, "delay", cluster.windows[0])
+        # Workers that wait for neighbours compute equally many gradients, or a neighbour would wait
+        # forever. Others share a total, so that fast workers compute more.
         self._waits = self._policy.name in ("neighbours", "overlap")
-        self._own_part = header.commits // workers + (index < header.commits % workers)
-        self._left = max(0, header.commits - workers)
-        self.rows: list[Event] = []
+        self._own_part = task.commits // workers + (index < task.commits % workers)
+        self._left, self._zero = max(0, task.commits - workers), time.monotonic()
+        self._rows: list[dict[str, Any]] = []
         self._inbox: dict[int, list[Message]] = defaultdict(list)  # by the senders' jobs
         self._arrived: Counter[int] = Counter()
-        self._changed = threading.Condition()
-        self._replica_lock = threading.Lock()  # one exchange at a time
+        self._changed, self._exchange = asyncio.Condition(), asyncio.Lock()
         self._last_exchange = 0.0  # time (s)
-        self._zero = 0.0
+        self._warm_up()
 
-    def warm_up(self) -> None:
+    def _warm_up(self) -> None:
         """Compile all functions; change no state."""
-        job, visit, functions = (
-            self._computing.first_job(),
-            self._visit_arguments(0, 1.0),
-            self._functions,
-        )
-        result = self._computing.run(self._index, job)
-        with jax.enable_x64(self._computing.x64):
-            row, start = self._row(), self._snapshot
-            if not self._meets:
-                functions.add(self._nothing, self._nothing, self._number(0.0))
-                row, start = functions.begin(row, self._mixable([]), visit)
-            functions.finish(row, start, result.update, self._no_partner(), visit)
+        self._computing.run(self._index, self._computing.first_job(self._index))
+        visit, start, row = self._visit(0, 1.0), self._start, self._row
+        mixed = row if self._meets else row._replace(memory=Mass(start, ()))
+        met = self._row.method if self._meets else (), np.int32(-1)
+        *_, message, _ = self._finish(mixed, start, start, met, visit)
+        self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
+        if not self._meets:
+            self._add(self._nothing, self._nothing, np.asarray(0.0, self._dtype))
+            self._begin(row, self._mixable([]), visit)
 
-    def begin(self) -> None:
-        """Start the clock, which all workers read from worker 0."""
+    async def ready(self) -> None:
+        """Return once the worker can begin."""
+
+    async def start(self) -> None:
+        """Set to zero the clock that all workers read from worker 0."""
         self._zero = time.monotonic()
 
-    def zero(self) -> float:
-        """Return the start of the workers' clock on this machine's monotonic clock (s)."""
-        return self._zero
+    async def clock(self) -> float:
+        """Return the time since the start (s)."""
+        return self._now()
 
-    def clock(self) -> float:
-        """Return the time (s) since the start."""
-        return time.monotonic() - self._zero
+    async def progress(self) -> int:
+        """Return the number of gradients so far."""
+        return len(self._rows)
 
-    def progress(self) -> int:
-        """Return the number of gradients computed so far."""
-        return len(self.rows)
+    async def may_begin(self) -> bool:
+        """Take one of the remaining gradients, which all workers share."""
+        self._left -= 1
+        return self._left >= 0
 
-    def may_begin(self) -> bool:
-        """Take one of the shared remaining gradients; return False if none remains."""
-        with self._changed:
-            self._left -= 1
-            return self._left >= 0
-
-    def deliver(self, message: Message) -> None:
-        """Put a neighbour's message into the inbox, and wake the worker if it waits."""
-        with self._changed:
+    async def deliver(self, message: Message) -> None:
+        """Put a neighbour's message into the inbox."""
+        async with self._changed:
             self._inbox[message.job].append(message)
             self._arrived[message.job] += 1
-            self._changed.notify()
+            self._changed.notify_all()
 
-    def lend(self) -> tuple[Any, float]:
-        """Lock the replica for an exchange; return it and the time (s) of its last exchange."""
-        self._replica_lock.acquire()
-        return self._replica, self._last_exchange
+    async def lend(self) -> tuple[Any, float]:
+        """Lock the state for an exchange; return it and the time (s) of its last exchange."""
+        await self._exchange.acquire()
+        return self._row.method, self._last_exchange
 
-    def give_back(self, replica: Any, exchange_time: float) -> None:
-        """Store the replica after an exchange, with its time (s), and unlock it."""
-        self._replica, self._last_exchange = replica, exchange_time
-        self._replica_lock.release()
+    async def give_back(self, state: Any, exchange_time: float) -> None:
+        """Store the state after an exchange, and unlock it."""
+        self._row, self._last_exchange = self._row._replace(method=state), exchange_time
+        self._exchange.release()
 
-    def result(self) -> PeerResult:
-        """Return the recording and the arrays of the worker."""
-        replica, learner = (
-            [np.asarray(leaf) for leaf in jax.tree.leaves(of)]
-            for of in (self._replica, self._learner)
-        )
-        return PeerResult(self.rows, replica, learner, self._moved)
+    async def result(self) -> tuple[list[dict[str, Any]], Any, Any]:
+        """Return the rows, the worker's part of the central variable's way, and its states."""
+        return self._rows, self._moved, self._row
 
-    def run(self, call: Call, same_clock: bool) -> None:
-        """Compute gradients to the last one; ``same_clock``: worker 0 is on this machine."""
-        self._zero = clock_zero(
-            SimpleNamespace(zero=call(0, "zero"), clock=lambda: call(0, "clock")()), same_clock
-        )
-        with jax.enable_x64(self._computing.x64):
-            continues = self._own_part > 0
-            while continues:
-                # The answer travels while this worker computes.
-                next_allowed = None if self._waits else call(0, "may_begin")
-                self._compute(len(self.rows), call)
-                continues = (
-                    len(self.rows) < self._own_part if next_allowed is None else next_allowed()
-                )
+    async def run(self, peers: Sequence[Any]) -> None:
+        """Compute gradients to the last one; ``peers``: all workers."""
+        self._zero = await clock_zero(peers[0])
+        while len(self._rows) < self._own_part if self._waits else True:
+            await self._gradient(peers)
+            if not self._waits and not await peers[0].may_begin():
+                break
 
-    def _compute(self, step: int, call: Call) -> None:
-        """Compute one gradient: mix messages, compute, apply and send."""
-        mixes_beside, functions = self._policy.mix == "beside", self._functions
-        kept_share = self._kept[(step - 1) % len(self._kept)] if step and not self._meets else 1.0
-        visit = self._visit_arguments(step, kept_share)
-        messages = [] if mixes_beside or self._meets else self._take_up(step)
-        start_time, start, row = max(0.0, self.clock()), self._snapshot, self._row()
+    async def _gradient(self, peers: Sequence[Any]) -> None:
+        """Mix messages, compute a gradient, apply it and send."""
+        step, mixes_beside = len(self._rows), self._policy.mix == "beside"
+        kept = self._kept[(step - 1) % len(self._kept)] if step and not self._meets else 1.0
+        visit, row, start = self._visit(step, kept), self._row, self._start
+        messages: list[Message] = []
         if not self._meets:
-            mixed, start = functions.begin(row, self._mixable(messages), visit)
-        time.sleep(self._delay(self._index))
-        job = Computation(step, step, np.asarray(start), self._learner)
-        result = self._computing.run(self._index, job)
-        send_time = max(start_time, self.clock())
-        partner, partner_replica, last_exchange = -1, (), 0.0
+            messages = [] if mixes_beside else await self._take_up(step)
+            row, start = self._begin(row, self._mixable(messages), visit)
+        start_time = max(0.0, self._now())
+        job = Job(step, step, np.asarray(start), self._row.learner)
+        result = await asyncio.to_thread(self._compute, job)
+        send_time = max(start_time, self._now())
+        partner, met, earliest = -1, (), 0.0
         if self._meets:
             partner = self._partner(self._index, step)
-            partner_replica, last_exchange = self._lend_both(call, partner)
-            row = self._row()
+            met, earliest = await self._lend_both(peers, partner)
+            row = self._row
         elif mixes_beside:
-            messages = self._take_up(step)
-            row, _ = functions.begin(row, self._mixable(messages), visit)
-        else:
-            row = mixed
-        arguments = row, start, result.update, (partner_replica, np.int32(partner)), visit
-        replica, self._memory, message, moved, norm, partner_replica = functions.finish(*arguments)
-        message, self._learner = jax.tree.map(np.asarray, message), result.learner
-        self._moved += np.asarray(moved)
-        commit_time = max(send_time, self.clock())
+            messages = await self._take_up(step)
+            row, _ = self._begin(self._row, self._mixable(messages), visit)
+        outputs = self._finish(row, start, result.update, (met, np.int32(partner)), visit)
+        state, memory, moved, norm, message, met = jax.tree.map(np.asarray, outputs)
+        commit_time, self._moved = max(send_time, self._now()), self._moved + moved
+        self._row = self._row._replace(memory=memory, learner=result.learner)
         if self._meets:
-            # Clocks of two machines might order an exchange before the replica's previous exchange.
-            earliest = math.nextafter(max(last_exchange, self._last_exchange), math.inf)
-            commit_time = max(commit_time, earliest)
-            self._snapshot = message
+            # Clocks of two machines might order an exchange before the previous one.
+            earliest = math.nextafter(max(earliest, self._last_exchange), math.inf)
+            commit_time, self._start = max(commit_time, earliest), message
             if partner >= 0:
-                call(partner, "give_back", jax.tree.map(np.asarray, partner_replica), commit_time)()
-            self.give_back(jax.tree.map(np.asarray, replica), commit_time)
+                await peers[partner].give_back(met, commit_time)
+            await self.give_back(state, commit_time)
         else:
-            self._replica = replica
-        self.rows.append(
+            self._row = self._row._replace(method=state)
+        self._rows.append(
             {
-                "event": "commit",
                 "worker": self._index,
                 "job": step,
                 "start_time": start_time,
@@ -248,22 +172,26 @@ class Peer:
                 "commit_time": commit_time,
                 "sources": [[message.sender, message.job] for message in messages],
                 "weights": [message.share for message in messages],
-                "kept": kept_share,
+                "kept": kept,
                 "partner": partner,
                 "loss": float(result.loss),
                 "update_norm": float(norm),
             }
         )
         for taker, share in () if self._meets else self._sends[step % len(self._sends)]:
-            call(taker, "deliver", Message(commit_time, self._index, step, share, message))
+            await peers[taker].deliver(Message(commit_time, self._index, step, share, message))
 
-    def _take_up(self, step: int) -> list[Message]:
+    def _compute(self, job: Job) -> LocalResult:
+        time.sleep(self._sleep(self._index))
+        return self._computing.run(self._index, job)
+
+    async def _take_up(self, step: int) -> list[Message]:
         """Return the messages to mix with a gradient; wait for those that the policy requires."""
         awaited = step - 1 - (self._policy.steps or 0)
-        with self._changed:
+        async with self._changed:
             if self._waits and awaited >= 0:
                 expected = self._expected[awaited % len(self._expected)]
-                self._changed.wait_for(lambda: self._arrived[awaited] >= expected)
+                await self._changed.wait_for(lambda: self._arrived[awaited] >= expected)
             jobs = [step - 1] if self._policy.name == "neighbours" else list(self._inbox)
             messages = [message for job in jobs for message in self._inbox.pop(job, ())]
         # The order of a trace, and so of a replay's sums: floating-point addition is not
@@ -272,159 +200,71 @@ class Peer:
 
     def _mixable(self, messages: Sequence[Message]) -> Any:
         """Return the weighted sum of messages, or an `Inbox` for methods that see each message."""
-        if self._sees_messages:
-            # Each shape is compiled: pad to a multiple of the messages that a step expects.
-            room = max(1, *self._expected)
-            absent = -len(messages) % room or (0 if messages else room)
-            contents = [*(message.content for message in messages), *[self._nothing] * absent]
-            shares = [*(message.share for message in messages), *[0.0] * absent]
-            senders = [*(message.sender for message in messages), *[self._workers] * absent]
-            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *contents)
-            return Inbox(stacked, np.asarray(shares, self._dtype), np.asarray(senders, np.int32))
-        total = self._nothing
-        for message in messages:
-            total = self._functions.add(total, message.content, self._number(message.share))
-        return total
+        if not self._method.sees_messages:
+            total = self._nothing
+            for message in messages:
+                total = self._add(total, message.content, np.asarray(message.share, self._dtype))
+            return Sent(total, ())
+        # Each shape is compiled: pad to a multiple of the messages that a step expects.
+        room = max(1, *self._expected)
+        absent = -len(messages) % room or (0 if messages else room)
+        padding = Message(0.0, self._workers, 0, 0.0, self._nothing)
+        padded = [*messages, *[padding] * absent]
+        contents = [message.content for message in padded]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *contents)
+        shares = np.asarray([message.share for message in padded], self._dtype)
+        senders = np.asarray([message.sender for message in padded], np.int32)
+        return Inbox(Sent(stacked, ()), shares, senders)
 
-    def _row(self) -> WorkerRow:
-        return WorkerRow(self._replica, self._memory, (), ())
-
-    def _no_partner(self) -> Any:
-        return (self._replica if self._meets else (), np.int32(-1))
-
-    def _lend_both(self, call: Call, partner: int) -> tuple[Any, float]:
-        """Lock this worker's and its partner's replica; return the partner's, as `lend` does.
-
-        The lower index is locked first on both sides, which excludes a deadlock.
-        """
+    async def _lend_both(self, peers: Sequence[Any], partner: int) -> tuple[Any, float]:
+        """Lock this worker's and its partner's state, the lower index first; return the latter."""
         if partner < 0:
-            return self.lend()[0], 0.0
-        if self._index < partner:
-            self.lend()
-            return call(partner, "lend")()
-        answer = call(partner, "lend")()
-        self.lend()
-        return answer
+            return await self.lend()
+        answers = {}
+        for index in sorted((self._index, partner)):
+            answers[index] = await (self if index == self._index else peers[index]).lend()
+        return answers[partner]
 
-    def _visit_arguments(self, step: int, kept: float) -> tuple[Any, ...]:
-        """Return the arguments of an `OwnVisit`: worker, step, key and kept weight."""
-        return (
-            np.int32(self._index),
-            np.int32(step),
-            self._computing.visit_key(self._index, step),
-            self._number(kept),
-        )
+    def _visit(self, step: int, kept: float) -> Any:
+        key = self._computing.visit_key(self._index, step)
+        share = np.asarray(kept, self._dtype)
+        return self._computing.visit(np.int32(self._index), np.int32(step), key, share)
 
-    def _number(self, value: float) -> np.ndarray:
-        return np.asarray(value, self._dtype)
+    def _now(self) -> float:
+        return time.monotonic() - self._zero
 
 
-class _Functions(NamedTuple):
-    """A worker's compiled functions, besides its local steps."""
-
-    add: Any  #: a message to a sum
-    begin: Any
-    finish: Any
-
-
-@functools.lru_cache(maxsize=32)
-def _compiled(same_method: IdentityKey, workers: int, window: int) -> _Functions:
-    method: Any = same_method.value
-
-    def visit_of(worker: Any, step: Any, key: Any, kept: Any) -> Any:
-        return OwnVisit(worker, step, window, workers, key, kept)
+def _compiled(method: Any) -> tuple[Any, Any, Any]:
+    """Return the compiled functions: add a message to a sum; begin; and finish a step."""
 
     def add(total, message, weight):
-        return jax.tree.map(
-            lambda summed, leaf: summed + weight.astype(leaf.dtype) * leaf, total, message
-        )
+        return jax.tree.map(lambda a, b: a + weight.astype(b.dtype) * b, total, message)
 
-    def mix(row, inbox, visit):
-        sees = method.sees_messages
-        sent = inbox._replace(messages=Sent(inbox.messages, ())) if sees else Sent(inbox, ())
-        mixing, start = begin(method, None, StepInputs(visit_of(*visit), row, received=sent))
-        return mixing.row, start
+    def mix(row, received, visit):
+        mixed, start = begin(method, None, StepInputs(visit, row, received=received))
+        return mixed.row, start
 
-    def commit(row, start, update, partner_state, visit):
-        replica, partner = partner_state
-        # Without a server there is no central variable to read: the place holds zeros.
-        meeting = StepInputs(
-            visit_of(*visit), row, start, pulled=None, received=replica, partner=partner
-        )
+    def commit(row, start, update, met, visit):
+        inputs = StepInputs(visit, row, start, None, *met)
         local = LocalResult(update, jnp.zeros((), update.dtype), ())
-        end = finish(method, "none", ServerState(jnp.zeros_like(update)), meeting, start, local)
-        result = end.commit
-        norm = jnp.sqrt(jnp.vdot(result.step, result.step))
-        return result.worker, result.memory, result.message, result.step, norm, end.partner_state
+        # Without a server there is no central variable to read: its place holds zeros.
+        end = finish(method, "none", ServerState(jnp.zeros_like(update)), inputs, start, local)
+        step = end.commit.step
+        results = end.commit.worker, end.commit.memory, step, jnp.sqrt(jnp.vdot(step, step))
+        return *results, end.commit.message, end.partner_state
 
-    return _Functions(*(jax.jit(whole_products()(function)) for function in (add, mix, commit)))
-
-
-def check(method: Method, problem: Problem, header: Header) -> None:
-    """Raise InputError if a method's messages depend on the central variable, which no worker
-    knows.
-    """
-    try:
-        Peer(0, method, problem, header)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"method = {method.name!r}: its message needs the central variable, which no worker "
-            f"has ({error}); choose "
-            "another"
-        ) from error
+    add, mix, commit = (jax.jit(whole_products()(function)) for function in (add, mix, commit))
+    return add, mix, commit
 
 
-def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[PeerResult]) -> None:
-    """Write the recording of all workers: final arrays, log, header and trace.
-
-    ``central``: the initial central variable, shape ``[parameters]``.
-    """
-    topology = header.processes.topology
-    assert topology is not None
-    sends = topology.sends(header.processes.workers)
-    rows = sorted(
-        (row for result in results for row in result.rows), key=lambda row: row["commit_time"]
-    )
+def in_flight(task: Task, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages that no gradient has taken up; see `asyncsim.recorded`."""
+    topology: Any = task.cluster.topology
+    cycle = topology.sends(task.cluster.workers)
     taken_up = {(row["worker"], *source) for row in rows for source in row["sources"]}
-    flying = [
+    return [
         {"source": [row["worker"], row["job"]], "taker": taker, "weight": share}
         for row in rows
-        for taker, share in sends[row["job"] % len(sends)][row["worker"]]
+        for taker, share in cycle[row["job"] % len(cycle)][row["worker"]]
         if row["partner"] < 0 and (taker, row["worker"], row["job"]) not in taken_up
     ]
-    workers = tuple(WorkerRow(result.replica, (), (), result.learner) for result in results)
-    mean = (central + sum(result.moved for result in results)).astype(central.dtype)
-    save_state(folder / STATES / f"{len(rows):08}.npz", State(mean, (), workers, (), ()), len(rows))
-    log = Log(folder)
-    with log.file:
-        for event in [*rows, {"event": "ended", "in_flight": flying}]:
-            log.append(event)
-    header.save(folder)
-    write_trace(load(folder).trace, folder / TRACE)
-
-
-class PeerActor(KeyedActor):
-    """A `Peer` in a Ray actor."""
-
-    def __init__(self, content: bytes, key: str, *arguments: Any):
-        method, problem = pickle.loads(content)
-        index, header = arguments
-        self._ray = require_ray()
-        super().__init__(key, Peer(index, method, problem, header))
-
-    def begin(self) -> str:
-        """Start the clock that all workers read; return this actor's node of the Ray cluster."""
-        self._served.begin()
-        return self._ray.get_runtime_context().get_node_id()
-
-    def train(self, workers: Sequence[Any], node: str) -> None:
-        """Compute gradients; ``workers``: all actors, the first on ``node`` of the Ray cluster."""
-
-        def call(index: int, name: str, *arguments: Any) -> Callable[[], Any]:
-            return functools.partial(
-                self._ray.get, workers[index].call.remote(self._key, name, *arguments)
-            )
-
-        self._served.run(call, self._ray.get_runtime_context().get_node_id() == node)

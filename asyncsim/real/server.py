@@ -1,419 +1,284 @@
 """The server process and the worker processes of a recording.
 
-Visits queue at the server and are served one at a time. Each visit is a call that waits in its own
-thread; another thread serves. It writes an event to the log before it answers, and hands a
-checkpoint to a third thread at regular numbers of commits.
+The functions of the server are coroutines: a visit waits for its turn, takes the time of the
+service, acts, and waits for the policy's answer. So the event loop of the process is the queue, and
+the gate of a simulated server decides. The log has the times that `asyncsim.recorded` turns into a
+trace; it counts jobs, versions and staleness.
 """
 
-import functools
-import hmac
-import os
-import pickle
-import threading
+import asyncio
 import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from asyncsim.real.computing import Computation, Computing, Parameters, load_state, save_state
-from asyncsim.real.processes import require_ray
-from asyncsim.real.recording import (
-    CHECKPOINT,
-    STATES,
-    TRACE,
-    Event,
-    Header,
-    Ledger,
-    Log,
-    read_log,
-    states_in,
-    usable_checkpoint,
-)
+import numpy as np
+
+from asyncsim.real.arrays import Computing, Job, Parameters, Task, pulls
 from asyncsim.replays.local import LocalResult
 from asyncsim.simulation.delays import delays
+from asyncsim.simulation.gates import gate_of
 from asyncsim.simulation.station import waiting_room
-from asyncsim.traces.archive import write_trace
+from asyncsim.traces.columns import APPLIED, DISCARDED, OUTCOMES
 
-#: Growth of a recording after which its trace is written again, each time as a whole.
-_GROWN = 1.2
+Times = dict[str, float]
 #: Calls for the offset between two machines' clocks: the fastest counts.
 _CLOCK_CALLS = 10
 
 
-class ServerVisit(NamedTuple):
-    """A visit at the server, or another action there in turn; ordered by worker."""
+@dataclass(eq=False)
+class Turn:
+    """A visit that waits at the server, for its turn and then for the answer; ordered by worker."""
 
-    worker: int
-    serve: Callable[["ServerVisit", float], None]  #: called after the service, with its start (s)
-    arrive: float  #: time of arrival (s)
-    answer: Future[Any]  #: the result of the visit; None if there is nothing more to do
+    index: int  #: of its worker
+    times: Times  #: of its arrival and of the begin of its service
+    served: asyncio.Future[bool]  #: False: the recording has ended
+    answered: asyncio.Future[None]
 
-    def __lt__(self, visit: Any) -> bool:
-        return self.worker < visit.worker
+    def __lt__(self, other: Any) -> bool:
+        return self.index < other.index
 
 
-class Update(NamedTuple):
-    """A worker's result: the job, its start and end on the server's clock (s), and its values."""
+class Log(NamedTuple):
+    """The log of a server; the first three are tables of `asyncsim.recorded`."""
 
-    job: int
-    start_time: float
-    send_time: float
-    update: Any
-    loss: float
-    learner: Any
+    visits: list[dict[str, Any]]
+    reads: list[dict[str, Any]]
+    present: list[dict[str, Any]]
+    faults: list[dict[str, Any]]
+    central: dict[int, np.ndarray]  #: the central variable after some numbers of commits
+
+
+class Account:
+    """The server's account of a worker; its reads are rows of the log."""
+
+    def __init__(self) -> None:
+        self.life = 0  # processes so far: calls of an earlier one have no effect
+        self.job = self.steps = 0
+        self.read: dict[str, Any] | None = {"read_version": 0, "read_time": 0.0}  # of its job
+        self.pulled: dict[str, Any] | None = None  # of its next job, before the present commit
 
 
 class Server:
-    """The parameter server of a recording, an object that several threads call.
+    """The parameter server of a recording; workers call its coroutines.
 
-    It resumes a recording that the folder already holds. ``checkpoint_every``: commits between two
-    checkpoints; it keeps the last, or all (``keep_states``).
+    ``keep_every``: commits between two copies of the central variable.
     """
 
-    def __init__(
-        self,
-        method: Any,
-        problem: Any,
-        header: Header,
-        folder: str,
-        checkpoint_every: int = 50,
-        keep_states: bool = False,
-    ):
-        self._header, self._folder, self._processes = header, Path(folder), header.processes
-        self._checkpoint_every, self._keep_states = checkpoint_every, keep_states
-        workers = header.processes.workers
-        self._computing = Computing(method, problem, header)
-        self._parameters = Parameters(header.processes, self._computing)
-        self._log = Log(self._folder)  # locks before reading: no other process writes
-        try:
-            events, size = read_log(self._folder)
-            self._log.file.truncate(size)  # drops an incomplete last line
-            self._ledger = self._resume(events)
-        except BaseException:
-            self._log.file.close()
-            raise
-        self._events = len(events)
-        self._busy = delays([header.processes.service] * workers, header.seed, "service")
-        for event in events:
-            if event["event"] in ("commit", "read"):
-                self._busy(event["worker"])  # advances the named stream
-        self._waiting: Any = waiting_room(header.processes.discipline, header.seed)
-        self._urgent: deque[ServerVisit] = deque()
-        self._changed = threading.Condition()
-        self._open = self._ledger.version < header.commits
-        self._finished: Future[str] = Future()
-        self._writer = ThreadPoolExecutor(1)
-        self._traced = 0
-        self._writes: list[Future[None]] = []
-        self._zero = 0.0
-        self._thread = threading.Thread(target=self._serve_all, daemon=True)
+    def __init__(self, task: Task, keep_every: int):
+        self._task, self._keep_every, cluster = task, keep_every, task.cluster
+        self.parameters = Parameters(task, Computing(task))
+        self.parameters.warm_up()
+        self._service = delays([cluster.service] * cluster.workers, task.seed, "service")
+        self._waiting: Any = waiting_room(cluster.discipline, task.seed)
+        self._gate: Any = gate_of(cluster.policy, cluster.workers, range(cluster.workers))
+        self._accounts = [Account() for _ in range(cluster.workers)]
+        self._log = Log([], [], [], [], {})
+        self._unanswered: dict[int, Turn] = {}
+        self._acting = asyncio.Lock()
+        self._is_busy, self._zero, self._commits, self._place = False, time.monotonic(), 0, 0
 
-    def _resume(self, events: list[Event]) -> Ledger:
-        """Load the last checkpoint and recompute the events after it."""
-        parameters, checkpointed = self._parameters, 0
-        checkpoint = usable_checkpoint(self._folder / CHECKPOINT, len(events))
-        if checkpoint is not None:
-            parameters.state, checkpointed = load_state(checkpoint, parameters.state)
-        ledger = Ledger(self._header, events[:checkpointed])
-        for event in events[checkpointed:]:
-            worker: Any = event.get("worker")
-            if event["event"] == "commit":
-                job = parameters.job(worker, ledger.accounts[worker])
-                result = self._computing.run(worker, job)
-                parameters.commit(event, job.start, result)
-            elif event["event"] == "read":
-                (parameters.read if ledger.accounts[worker].read is None else parameters.pull)(
-                    worker
-                )
-            ledger.take(event)
-        for stop, path in states_in(self._folder).items():
-            if stop > ledger.version:  # from a longer log
-                path.unlink()
-        return ledger
+    async def start(self) -> None:
+        """Set the clock to zero."""
+        self._zero = time.monotonic()
 
-    def commits(self) -> int:
-        """Return the number of commits so far."""
-        return self._ledger.version
+    async def clock(self) -> float:
+        """Return the time since the start (s)."""
+        return self._now()
 
-    def warm_up(self) -> None:
-        """Compile the server's programs, on a copy of its state."""
-        state, parameters = self._parameters.state, self._parameters
-        if self._open:
-            row = self._ledger.commit_event(0, 0.0, 0.0, 0.0, 0.0, 0.0)
-            job = parameters.job(0, self._ledger.accounts[0])
-            parameters.commit(row, job.start, LocalResult(job.start, 0.0, job.learner))
-            parameters.state = state
+    async def progress(self) -> int:
+        """Return the number of accepted commits so far."""
+        return self._commits
 
-    def start(self) -> None:
-        """Start serving, with the clock at zero or where a resumed recording stopped."""
-        self._zero = time.monotonic() - self._ledger.time
-        if self._events:
-            self._enter({"event": "resumed", "time": self._ledger.time})
-        self._thread.start()
+    async def result(self) -> tuple[Log, Any, Any]:
+        """Return the log, the central variable and the workers' states."""
+        return self._log, np.asarray(self.parameters.state.central), self.parameters.rows
 
-    def clock(self) -> float:
-        """Return the time on the server's clock (s)."""
+    async def begin(self, worker: int) -> tuple[int, Job | None]:
+        """Return the number of a worker's process and its job, after a death from a new read."""
+        account = self._accounts[worker]
+        account.life += 1
+        if account.read is None:
+            self._log_fault(worker, "restarted")
+            await self._visit(worker, account.life, self._read)
+        return account.life, self._job(worker)
+
+    async def pull(self, worker: int, life: int) -> None:
+        """Read the parameters for the next message and for the next job."""
+        await self._visit(worker, life, self._pull)
+
+    async def commit(
+        self, worker: int, life: int, job: Job, sent: Times, result: LocalResult
+    ) -> Job | None:
+        """Commit an update; return the next job, None if there is none.
+
+        ``sent``: the begin and the end of the computation on the server's clock (s).
+        """
+        account = self._accounts[worker]
+
+        async def act(turn: Turn) -> None:
+            await self._take(turn, job, sent, result)
+
+        turn = await self._visit(worker, life, act)
+        if worker in self._unanswered:
+            await turn.answered
+        if life == account.life and account.read is None:
+            await self._visit(worker, life, self._read)
+        return self._job(worker) if life == account.life else None
+
+    async def lose(self, worker: int) -> None:
+        """Record the death of a worker's process, and the loss of its computation."""
+        async with self._acting:
+            account, now = self._accounts[worker], self._now()
+            account.life += 1
+            self._log_fault(worker, "process died")
+            if account.pulled is not None:
+                self._log.reads.remove(account.pulled)  # no job will be computed from it
+            if account.read is not None:
+                names = ("send_time", "arrive_time", "serve_time", "commit_time")
+                row = dict.fromkeys(names, now) | {"start_time": account.read["read_time"]}
+                self._log.visits.append({"worker": worker, **row, "outcome": "cancelled"})
+                account.job += 1
+            account.read = account.pulled = self.parameters.pulled[worker] = None
+
+    @property
+    def _is_over(self) -> bool:
+        return self._commits >= self._task.commits
+
+    def _now(self) -> float:
         return time.monotonic() - self._zero
 
-    def zero(self) -> float:
-        """Return the start of the server's clock on its machine's monotonic clock (s)."""
-        return self._zero
+    def _job(self, worker: int) -> Job | None:
+        account = self._accounts[worker]
+        return None if self._is_over else self.parameters.job(worker, account.job, account.steps)
 
-    def wait(self) -> str:
-        """Wait until all commits are made; return the error text, empty for success."""
-        return self._finished.result()
-
-    def begin(self, worker: int) -> Computation | None:
-        """Return a worker's first job; None if there is nothing to do."""
-        return self._visit(worker, lambda call, serve_time: self._begin(call), urgent=True)
-
-    def pull(self, worker: int, job: int) -> Any:
-        """Visit to read the parameters for the message of a job."""
-        return self._visit(worker, lambda call, serve_time: self._pull(call, serve_time, job))
-
-    def commit(self, worker: int, update: Update) -> Computation | None:
-        """Visit to commit; return the next job, None if there is nothing to do."""
-        return self._visit(worker, lambda call, serve_time: self._commit(call, serve_time, update))
-
-    def lost(self, worker: int, cause: str) -> None:
-        """Record the loss of a worker's process; its waiting visits are dropped."""
-        self._visit(worker, lambda call, serve_time: self._lose(call, cause), urgent=True)
-
-    def _visit(
-        self, worker: int, serve: Callable[[ServerVisit, float], None], urgent: bool = False
-    ) -> Any:
-        with self._changed:
-            if not self._open:
-                return None
-            call = ServerVisit(worker, serve, self.clock(), Future())
-            (self._urgent if urgent else self._waiting).append(call)
-            self._changed.notify()
-        return call.answer.result()
-
-    def _serve_all(self) -> None:
-        """Serve until all commits are made; then write the last files and release all."""
-        trouble = ""
-        while not trouble and self._ledger.version < self._header.commits:
-            with self._changed:
-                self._changed.wait_for(lambda: self._urgent or self._waiting)
-                urgent = bool(self._urgent)
-                call = (self._urgent if urgent else self._waiting).popleft()
-            try:
-                serve_time = self.clock()
-                if not urgent:
-                    time.sleep(self._busy(call.worker))
-                call.serve(call, serve_time)
-            except Exception as error:
-                trouble = f"{type(error).__name__}: {error}"
-                if not call.answer.done():
-                    call.answer.set_result(None)
-        try:
-            with self._changed:
-                self._open = False
-                waiting = list(self._waiting)
-                for call in [*waiting, *self._urgent]:
-                    call.answer.set_result(None)
-            if not trouble:
-                self._enter(
-                    {"event": "ended", "waiting": [(call.worker, call.arrive) for call in waiting]}
-                )
-                self._checkpoint().result()
-                if self._traced < self._events:
-                    self._write_trace(self._events)
-            self._writer.shutdown()
-        except Exception as error:  # such as a full disk
-            trouble = trouble or f"{type(error).__name__}: {error}"
-        self._finished.set_result(trouble)
-
-    def _begin(self, call: ServerVisit) -> None:
-        """Answer with a job from the worker's last read, or queue the worker to read."""
-        account = self._ledger.accounts[call.worker]
-        if account.lost:
-            self._enter({"event": "restarted", "worker": call.worker, "time": self.clock()})
-        if account.read is None:
-            self._queue_to_read(call, self.clock())
-        else:
-            call.answer.set_result(self._parameters.job(call.worker, account))
-
-    def _queue_to_read(self, call: ServerVisit, arrive: float) -> None:
-        with self._changed:
-            self._waiting.append(call._replace(serve=self._read, arrive=arrive))
-
-    def _commit(self, call: ServerVisit, serve_time: float, update: Update) -> None:
-        worker, ledger = call.worker, self._ledger
-        account = ledger.accounts[worker]
-        if account.lost or account.job != update.job:
-            call.answer.set_result(None)  # the process was given up
-            return
-        start = self._parameters.job(worker, account).start
-        row = ledger.commit_event(
-            worker, update.start_time, update.send_time, call.arrive, serve_time, self.clock()
+    async def _visit(self, worker: int, life: int, act: Callable[[Turn], Awaitable[None]]) -> Turn:
+        """Wait for the turn and for the service, and act, unless worker or recording have ended."""
+        loop = asyncio.get_running_loop()
+        turn = Turn(
+            worker, {"arrive_time": self._now()}, loop.create_future(), loop.create_future()
         )
-        recorded = self._parameters.commit(
-            row, start, LocalResult(update.update, update.loss, update.learner)
-        )
-        row["commit_time"] = self.clock()
-        if not self._processes.pulls:
-            row["push_time"] = row["commit_time"]
-        self._enter({**row, "loss": float(update.loss), **recorded})
-        if ledger.version % self._checkpoint_every == 0:
-            self._checkpoint()
-        if self._processes.protocol == "write_then_read":
-            self._queue_to_read(call, ledger.time)
-        else:
-            call.answer.set_result(self._parameters.job(worker, account))
+        self._waiting.append(turn)
+        if not self._is_busy:
+            self._serve_next()
+        if await turn.served:
+            turn.times["serve_time"] = self._now()
+            await asyncio.sleep(self._service(worker))
+            async with self._acting:
+                if life == self._accounts[worker].life:
+                    await act(turn)
+            self._serve_next()
+        return turn
 
-    def _read(self, call: ServerVisit, serve_time: float) -> None:
-        self._enter(self._ledger.read_event(call.worker, call.arrive, serve_time, self.clock()))
-        self._parameters.read(call.worker)
-        call.answer.set_result(
-            self._parameters.job(call.worker, self._ledger.accounts[call.worker])
-        )
+    def _serve_next(self) -> None:
+        """Begin the next service; after the last commit, send all waiting workers away."""
+        self._is_busy = bool(self._waiting) and not self._is_over
+        if self._is_busy:
+            self._waiting.popleft().served.set_result(True)
+        while self._is_over and self._waiting:
+            turn = self._waiting.popleft()
+            if turn.times["arrive_time"] <= self._log.visits[-1]["commit_time"]:
+                self._log.present.append({"worker": turn.index, **turn.times})
+            turn.served.set_result(False)
+        while self._is_over and self._unanswered:
+            self._unanswered.popitem()[1].answered.set_result(None)
 
-    def _pull(self, call: ServerVisit, serve_time: float, job: int) -> None:
-        account = self._ledger.accounts[call.worker]
-        if account.lost or account.job != job:
-            call.answer.set_result(None)  # the process was given up
-            return
-        self._enter(self._ledger.read_event(call.worker, call.arrive, serve_time, self.clock()))
-        call.answer.set_result(self._parameters.pull(call.worker))
+    async def _take(self, turn: Turn, job: Job, sent: Times, result: LocalResult) -> None:
+        """Apply, buffer or discard a message, and answer the workers that continue."""
+        worker, parameters, gate = turn.index, self.parameters, self._gate
+        account, before, visible = self._accounts[worker], gate.version, parameters.visible
+        read, pulled = account.read, account.pulled
+        assert read is not None
+        outcome = gate.take(worker, read["read_version"])
+        row: dict[str, Any] = {"worker": worker, "outcome": OUTCOMES[outcome], **turn.times}
+        if outcome != DISCARDED:
+            counts = {"staleness": before - read["read_version"], "worker": worker}
+            counts |= {"worker_step": account.steps, "commit": self._commits, "place": self._place}
+            counts["completes"] = outcome == APPLIED
+            # In a thread, so that visits that arrive meanwhile get the time of their arrival.
+            row["numbers"] = await asyncio.to_thread(
+                parameters.commit, counts, self._now(), job.start, result
+            )
+            self._commits, account.steps = self._commits + 1, account.steps + 1
+            self._place = 0 if outcome == APPLIED else self._place + 1
+            if self._commits % self._keep_every == 0 or self._is_over:
+                self._log.central[self._commits] = np.asarray(parameters.state.central)
+        # Clocks of two machines agree up to the time of a message.
+        until = turn.times["arrive_time"] if pulled is None else pulled["read_time"]
+        row["start_time"] = min(max(sent["start_time"], read["read_time"]), until)
+        row["send_time"] = min(max(sent["send_time"], row["start_time"]), until)
+        row["commit_time"] = self._now()
+        self._log.visits.append(row)
+        account.job, account.read, account.pulled = account.job + 1, pulled, None
+        if pulled is not None:
+            parameters.read[worker], parameters.pulled[worker] = parameters.pulled[worker], None
+        elif self._task.cluster.protocol == "read_then_write":
+            account.read = self._log_read(turn, before, row["commit_time"])
+            parameters.set_read(worker, visible)
+        self._unanswered[worker] = turn
+        for released in gate.released(turn, outcome):
+            if self._task.cluster.protocol == "exchange":
+                version, at = gate.version, row["commit_time"]
+                self._accounts[released.index].read = self._log_read(released, version, at)
+                parameters.set_read(released.index, parameters.visible)
+            self._unanswered.pop(released.index).answered.set_result(None)
 
-    def _lose(self, call: ServerVisit, cause: str) -> None:
-        with self._changed:
-            waiting = list(self._waiting)
-            self._waiting.clear()
-            for visit in waiting:
-                if visit.worker == call.worker:
-                    visit.answer.set_result(None)  # frees the thread
-                else:
-                    self._waiting.append(visit)
-        self._enter(self._ledger.lost_event(call.worker, self.clock(), cause))
-        call.answer.set_result(None)
+    async def _read(self, turn: Turn) -> None:
+        """Let a worker's next job start from the newest version."""
+        self.parameters.set_read(turn.index, self.parameters.visible)
+        self._accounts[turn.index].read = self._log_read(turn, self._gate.version, self._now())
 
-    def _enter(self, event: Event) -> None:
-        """Write an event to the log, then to the ledger: only logged events have effects."""
-        self._log.append(event)
-        self._ledger.take(event)
-        self._events += 1
+    async def _pull(self, turn: Turn) -> None:
+        self.parameters.pulled[turn.index] = self.parameters.visible
+        self._accounts[turn.index].pulled = self._log_read(turn, self._gate.version, self._now())
 
-    def _checkpoint(self) -> Any:
-        """Submit a checkpoint for writing; raise errors of earlier ones."""
-        for write in [write for write in self._writes if write.done()]:
-            self._writes.remove(write)
-            write.result()
-        state, events, version = self._parameters.state, self._events, self._ledger.version
-        self._writes.append(self._writer.submit(self._write, state, events, version))
-        return self._writes[-1]
+    def _log_read(self, turn: Turn, version: int, at: float) -> dict[str, Any]:
+        row = {f"read_{name}": value for name, value in turn.times.items()}
+        row |= {"worker": turn.index, "read_time": at, "read_version": version}
+        self._log.reads.append(row)
+        return row
 
-    def _write(self, state: Any, events: int, version: int) -> None:
-        """Write a checkpoint, and at intervals the trace so far; runs in its own thread."""
-        os.fsync(self._log.file.fileno())
-        save_state(self._folder / CHECKPOINT, state, events)
-        if self._keep_states:
-            save_state(self._folder / STATES / f"{version:08}.npz", state, events)
-        if events >= _GROWN * self._traced:
-            self._write_trace(events)
-
-    def _write_trace(self, events: int) -> None:
-        trace = Ledger(self._header, read_log(self._folder)[0][:events]).trace()
-        write_trace(trace, self._folder / TRACE)
-        self._traced = events
+    def _log_fault(self, worker: int, event: str) -> None:
+        account = self._accounts[worker]
+        row = {"time": self._now(), "worker": worker, "what": event, "job": account.job}
+        self._log.faults.append(row)
 
 
-class RealWorker:
-    """A worker of a recording: an object whose `run` occupies a thread."""
+class Worker:
+    """A worker of a recording around a server."""
 
-    def __init__(self, index: int, method: Any, problem: Any, header: Header):
-        self._index, self._processes = index, header.processes
-        self._computing = Computing(method, problem, header)
-        self._delay = delays(
-            header.processes.delay_laws, header.seed, "delay", header.processes.window
-        )
+    def __init__(self, index: int, task: Task):
+        self._index, self._pulls, cluster = index, pulls(task.cluster), task.cluster
+        self._computing = Computing(task)
+        self._computing.run(index, self._computing.first_job(index))  # compiles
+        self._sleep = delays(cluster.compute_laws, task.seed, "delay", cluster.windows[0])
 
-    def warm_up(self) -> None:
-        """Compile the worker's programs."""
-        self._computing.run(self._index, self._computing.first_job())
+    async def ready(self) -> None:
+        """Return once the worker can begin."""
 
-    def run(self, server: Any, same_clock: bool) -> None:
-        """Compute and visit a `Server` until no job is left; ``same_clock``: on one machine."""
-        zero = clock_zero(server, same_clock)
-        job = server.begin(self._index)
-        for _ in range(0 if job is None else job.job):
-            self._delay(self._index)  # delays belong to jobs, even to those of an earlier process
+    async def run(self, server: Any) -> None:
+        """Compute and visit a `Server` until no job is left."""
+        zero, index = await clock_zero(server), self._index
+        life, job = await server.begin(index)
+        for _ in range(0 if job is None else job.number):
+            self._sleep(index)  # delays belong to jobs, even to those of an earlier process
         while job is not None:
             start_time = time.monotonic() - zero
-            time.sleep(self._delay(self._index))
-            result = self._computing.run(self._index, job)
-            send_time = time.monotonic() - zero
-            if self._processes.pulls and server.pull(self._index, job.job) is None:
-                return
-            update = Update(
-                job.job, start_time, send_time, result.update, float(result.loss), result.learner
-            )
-            job = server.commit(self._index, update)
+            result = await asyncio.to_thread(self._compute, job)
+            sent = {"start_time": start_time, "send_time": time.monotonic() - zero}
+            if self._pulls:
+                await server.pull(index, life)
+            job = await server.commit(index, life, job, sent, result)
+
+    def _compute(self, job: Job) -> LocalResult:
+        time.sleep(self._sleep(self._index))
+        return self._computing.run(self._index, job)
 
 
-def clock_zero(process: Any, same_clock: bool) -> float:
-    """Return the start of another process' clock on the monotonic clock of this machine (s).
-
-    ``process`` has functions ``zero`` and ``clock``; ``same_clock``: it is on this machine.
-    """
-    if same_clock:
-        return process.zero()
+async def clock_zero(process: Any) -> float:
+    """Return the start of another process' clock on the monotonic clock of this machine (s)."""
     calls = []
     for _ in range(_CLOCK_CALLS):
-        before, its_time, after = time.monotonic(), process.clock(), time.monotonic()
+        before, its_time, after = time.monotonic(), await process.clock(), time.monotonic()
         calls.append((after - before, (before + after) / 2 - its_time))
     return min(calls)[1]
-
-
-class KeyedActor:
-    """A Ray actor that serves only callers with its key: processes of the same recording."""
-
-    def __init__(self, key: str, served: Any):
-        self._key, self._served = key, served
-
-    def call(self, key: str, name: str, *arguments: Any) -> Any:
-        """Call a function of the served object; raise PermissionError for another key."""
-        if not hmac.compare_digest(key, self._key):
-            raise PermissionError(f"{name}: of a process that this recording did not start")
-        return getattr(self._served, name)(*arguments)
-
-
-class ServerActor(KeyedActor):
-    """A `Server` as a Ray actor."""
-
-    def __init__(self, content: bytes, header: Header, key: str, *options: Any):
-        method, problem = pickle.loads(content)
-        super().__init__(key, Server(method, problem, header, *options))
-
-
-class WorkerActor(RealWorker):
-    """A `RealWorker` as a Ray actor."""
-
-    def __init__(self, content: bytes, index: int, header: Header):
-        method, problem = pickle.loads(content)
-        super().__init__(index, method, problem, header)
-
-    def visit(self, server: Any, key: str, node: str, timeout: float) -> None:
-        """Compute and visit a server actor on this node until it has no job left."""
-        ray = require_ray()
-
-        class Remote:
-            """The server: each function call waits for the answer."""
-
-            def __getattr__(self, name: str) -> Any:
-                return functools.partial(self._call, name)
-
-            def _call(self, *arguments: Any) -> Any:
-                """Wait as long as the server answers other calls: a visit may starve."""
-                answer = server.call.remote(key, *arguments)
-                while True:
-                    try:
-                        return ray.get(answer, timeout=timeout)
-                    except ray.exceptions.GetTimeoutError:
-                        ray.get(server.call.remote(key, "commits"), timeout=timeout)
-
-        self.run(Remote(), ray.get_runtime_context().get_node_id() == node)

@@ -159,10 +159,8 @@ def gain(method: Method, central: Array, total: Array, mass: Mass) -> tuple[Arra
     # Messages of Byzantine workers may have negative weights.
     size = total if all(method.honest) else jnp.abs(total)
     lasts = size > _NOTHING
-    step = (mass.vector - mass.weight[..., None] * central) / jnp.where(lasts, total, 1)[..., None]
-    return jnp.where(lasts[..., None], central + step, central), jnp.where(
-        lasts, total, jnp.zeros_like(total)
-    )
+    step = (mass.vector - mass.weight * central) / jnp.where(lasts, total, 1)
+    return jnp.where(lasts, central + step, central), jnp.where(lasts, total, 0)
 
 
 def replica_of(method: Method, carrier: State) -> Any:
@@ -197,8 +195,8 @@ def _mass(method: Method, carrier: State) -> Mass:
 
 
 def _unit_weight(method: Method, replica: Array) -> Any:
-    """Return a replica's weight of 1, for each member of an ensemble."""
-    return () if method.honest is None else jnp.ones(replica.shape[:-1], replica.dtype)
+    """Return a replica's weight of 1."""
+    return () if method.honest is None else jnp.ones((), replica.dtype)
 
 
 def honest_part(method: Method, mass: Mass, worker: Array) -> Mass:

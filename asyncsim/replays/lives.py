@@ -43,7 +43,7 @@ def return_worker(
     assert restart is not None
     copied = _mass(method, state, jnp.maximum(source, 0))
     # A Byzantine worker may send a replica and a weight of zero.
-    weight = jnp.where(copied.weight == 0, 1, copied.weight)[..., None]
+    weight = jnp.where(copied.weight == 0, 1, copied.weight)
     replica = jnp.where(source < 0, initial, copied.vector / weight)
     mass, (method_state, learner) = Mass(replica, jnp.ones_like(copied.weight)), restart(replica)
     row = state.workers._replace(
@@ -71,7 +71,7 @@ def _mass(method: Method, state: ReplayState, worker: Array) -> Mass:
     if method.mix is not None:
         return jax.tree.map(lambda leaf: leaf[worker], state.workers.memory)
     replica = replica_of(method, jax.tree.map(lambda leaf: leaf[worker], state.workers.method))
-    return Mass(replica, jnp.ones(replica.shape[:-1], replica.dtype))
+    return Mass(replica, jnp.ones((), replica.dtype))
 
 
 def _gain(method: Method, state: ReplayState, mass: Mass) -> ReplayState:

@@ -35,13 +35,14 @@ class Constants(NamedTuple):
 
     Attributes
     ----------
-    key : jax.random.key
-        Of the problem's randomness; in an ensemble ``[members]``.
+    key, visits_key : jax.random.key
+        Of the problem's randomness, and of the visits of methods that draw.
     numbers : dict
-        Hyper-parameters of the method by name, scalars; in an ensemble ``[members]``.
+        Hyper-parameters of the method by name, scalars.
     """
 
     key: Array
+    visits_key: Array
     numbers: dict[str, Array]
 
 

@@ -1,6 +1,5 @@
 """Looks at whole vectors: recorders' values of a commit now and then, computed apart from it."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,9 +8,8 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.replays.local import Constants, Flat, MakeParts
-from asyncsim.replays.members import over_members
 from asyncsim.replays.observing import require_vectors
-from asyncsim.replays.pieces import gather
+from asyncsim.replays.pieces import Over, axes_of, gather, keyed
 from asyncsim.replays.state import Layout, Pieces, Recorders, ReplayState, of_workers
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 
@@ -25,13 +23,14 @@ class FirstCommit(NamedTuple):
     memories: tuple[Memories, ...]  #: of all workers, for methods that see them
 
 
-def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces], FirstCommit]:
+def build_first(method: Method, layout: Layout, over: Over) -> Callable[..., FirstCommit]:
     """Return the jitted function that copies the inputs of the first commit.
 
     A copy, because the run of the piece overwrites the donated state.
     """
 
-    def first(state: ReplayState, pieces: Pieces) -> FirstCommit:
+    def first(state: ReplayState, constants: Constants, pieces: Pieces) -> FirstCommit:
+        pieces = keyed(pieces, constants)
         inputs = gather(method, layout, state, jax.tree.map(lambda leaf: leaf[0], pieces))
         inputs = jax.tree.map(lambda leaf: leaf[0], inputs)
         if layout.separate_pushes:
@@ -51,11 +50,11 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
             memories,
         )
 
-    return jax.jit(first)
+    return jax.jit(over(first, (0, 0, axes_of(Pieces))))
 
 
 def build_look(
-    parts: MakeParts, recorders: Recorders, flat: Flat, layout: Layout
+    parts: MakeParts, recorders: Recorders, flat: Flat, layout: Layout, over: Over
 ) -> Callable[..., list[dict[str, list[Array]]]]:
     """Return the jitted function that shows the first commit of some pieces, by recorder and name.
 
@@ -81,11 +80,10 @@ def build_look(
             recorders, (*first.inputs.row.recorders, *first.recorders), strict=True
         ):
             if recorder.look is not None:
-                show = functools.partial(require_vectors, recorder)
-                vectors = over_members(show, layout.members)(state, commit)
+                vectors = require_vectors(recorder, state, commit)
                 values.append(
                     {name: jax.tree.leaves(flat.unravel(value)) for name, value in vectors.items()}
                 )
         return values
 
-    return jax.jit(look)
+    return jax.jit(over(look, (0, None, 0, axes_of(Pieces))))

@@ -19,7 +19,7 @@ import pandas as pd
 from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.partition import Partition, partition
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.plan import Minibatches, chunk_size, method_keys, visits_at
+from asyncsim.replays.plan import Minibatches, chunk_size, visits_at
 from asyncsim.replays.state import Layout
 from asyncsim.replays.suitable import require_replies
 from asyncsim.replays.tuning import Form, tuning
@@ -215,17 +215,16 @@ class ShardedPlan:
         self,
         trace: Trace,
         problem: Problem,
-        seed: int,
+        seeds: Sequence[int],
         stops: np.ndarray,
         look_every: Sequence[int],
         dtype: Any,
         devices: Sequence[Any],
         form: Form,
-        needs_key: bool = False,
     ):
         assert trace.cluster is not None and not look_every
         self._parts = parts = find_parts(trace)
-        self.stops, self.members = stops, None
+        self.stops = stops
         self.restores: list[Any] = []
         self.changes: dict[int, Any] = {}
         self.looks, self.looked_at = np.zeros((0, len(trace)), bool), np.zeros(len(trace), bool)
@@ -254,8 +253,7 @@ class ShardedPlan:
         np.maximum.at(end, parts.message_job, parts.parts_at_end - 1)
         piece = np.searchsorted(self._cuts, parts.first, side="right") - 1
         self._message_slot, self._message_slots = allocate(self._cuts[piece], end)
-        self._minibatches = Minibatches(problem, seed, trace.workers, trace.window)
-        self._keys = method_keys(seed) if needs_key else None
+        self._minibatches = Minibatches(problem, seeds, trace.workers, trace.window)
         self._dtype, self._trace = dtype, trace
         self._columns = self._visit_columns(trace)
 
@@ -323,7 +321,7 @@ class ShardedPlan:
         return columns
 
     def _visits(self, part: np.ndarray) -> Visit:
-        return visits_at(self._columns, part, self._dtype, self._keys)
+        return visits_at(self._columns, part, self._dtype)
 
     def _pieces(self, first: int, last: int) -> ShardedPieces:
         """Fill in the arrays of consecutive pieces, padded to a whole chunk."""

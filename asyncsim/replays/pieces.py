@@ -30,8 +30,8 @@ from asyncsim.methods.method import Array, Inbox, Memories, Method, Visit
 from asyncsim.replays.central import Sent, honest_part
 from asyncsim.replays.lives import lose_message, lose_worker, return_worker
 from asyncsim.replays.local import Constants, LocalResult, MakeParts, Parts
-from asyncsim.replays.members import over_members
 from asyncsim.replays.observing import columns, observe
+from asyncsim.replays.plan import visit_key
 from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import (
     GossipOfPiece,
@@ -47,13 +47,16 @@ from asyncsim.replays.state import (
 from asyncsim.replays.step import ServerState, StepInputs, StepOutputs, begin, finish
 from asyncsim.replays.waves import Change
 
+#: Maps a function over the members of an ensemble along the axes of its arguments; or returns it.
+Over = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
+
 
 class InPieces:
     """Computes commits on a state whose rows are in one array: forms "batch" and "single".
 
     ``parts`` makes the functions of the method of numbers; ``make`` is
-    `asyncsim.replays.state.initial_state`, or the same of an ensemble, from numbers, the start,
-    the problem's state and sizes.
+    `asyncsim.replays.state.initial_state`, from numbers, the start, the problem's state and sizes;
+    ``over`` maps functions over the members of an ensemble.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class InPieces:
         layout: Layout,
         devices: tuple[Any, ...],
         make: Callable[..., ReplayState],
+        over: Over,
     ):
-        self._devices, self._make, self._workers = devices, make, layout.workers
+        self._devices, self._make, self._over = devices, make, over
+        self._workers = layout.workers
         self._divided = _Divided(devices)
         self._initial: dict[Any, Callable[..., ReplayState]] = {}
         shape = _numbers_shape(recorders, layout)
@@ -72,20 +77,20 @@ class InPieces:
         self.advance = in_turn(
             lambda numbers: _Piece(parts(numbers), recorders, layout, self._divided).run,
             lambda state, pieces: jnp.zeros((len(pieces.size), *shape), state.central.dtype),
+            over,
         )
 
-        def jitted(change: Callable[..., ReplayState]) -> Callable[..., ReplayState]:
+        def jitted(change: Callable[..., ReplayState], *axes: Any) -> Callable[..., ReplayState]:
             def changed(state: ReplayState, numbers: Any, *arguments: Any) -> ReplayState:
                 return change(parts(numbers), state, *arguments)
 
-            return jax.jit(changed, donate_argnums=0)
+            return jax.jit(over(changed, (0, 0, *axes)), donate_argnums=0)
 
-        changes: dict[str, Callable[..., ReplayState]] = {
-            "message": lose_message,
-            "end": lose_worker,
-            "begin": return_worker,
+        self._changes = {
+            "message": jitted(lose_message, None, None),
+            "end": jitted(lose_worker, None, None),
+            "begin": jitted(return_worker, None, None, 0),
         }
-        self._changes = {kind: jitted(change) for kind, change in changes.items()}
 
     def initial_state(
         self, numbers: Any, start: Start, problem_state: Any, **sizes: int
@@ -97,7 +102,7 @@ class InPieces:
         }
         key = tuple(sizes.values())
         if key not in self._initial:
-            make = functools.partial(self._make, **sizes)
+            make = self._over(functools.partial(self._make, **sizes), (0, 0, None))
             shardings = self._divided.of_state(jax.eval_shape(make, numbers, start, problem_state))
             self._initial[key] = jax.jit(make, out_shardings=shardings)
         return self._initial[key](numbers, start, problem_state)
@@ -116,10 +121,9 @@ class InPieces:
         """Restore the server's states from a checkpoint; some slots read the restored variable."""
         # Copied again: the state is donated, and later restores may need the same checkpoint.
         central, server, memory = jax.tree.map(jnp.array, checkpoint)
-        read, push_read = (
-            state.read.at[slots].set(central),
-            state.push_read.at[push_slots].set(central),
-        )
+        write = self._over(lambda rows, at, row: rows.at[at].set(row), (0, None, 0))
+        read = write(state.read, slots, central)
+        push_read = write(state.push_read, push_slots, central)
         workers = state.workers._replace(memory=memory)
         return state._replace(
             central=central, server=server, read=read, push_read=push_read, workers=workers
@@ -146,11 +150,39 @@ class InPieces:
 
     def problem_states(self, state: ReplayState) -> Any:
         """Return the problem's non-trained state of all workers."""
-        return of_workers(state.workers.learner.problem, self._workers)
+        of_all = self._over(functools.partial(of_workers, workers=self._workers), (0,))
+        return of_all(state.workers.learner.problem)
+
+
+def axes_of(kind: Any) -> Any:
+    """Return the axes of members of planned pieces: only the examples differ between members."""
+    return kind(**{name: 0 if name == "rows" else None for name in kind._fields})
+
+
+def keyed(pieces: Any, constants: Constants) -> Any:
+    """Return planned pieces whose visits have keys, if the run has one for them."""
+    if isinstance(constants.visits_key, tuple):
+        return pieces
+
+    def with_key(visit: Any) -> Any:
+        def key(worker: Array, step: Array) -> Array:
+            return visit_key(constants.visits_key, worker, step)
+
+        keys = jax.vmap(key)(visit.worker.ravel(), visit.worker_step.ravel())
+        return visit._replace(key=keys.reshape(visit.worker.shape))
+
+    def is_visit(leaf: Any) -> bool:
+        return isinstance(leaf, Visit)
+
+    return jax.tree.map(
+        lambda leaf: with_key(leaf) if is_visit(leaf) else leaf, pieces, is_leaf=is_visit
+    )
 
 
 def in_turn(
-    build: Callable[[Any], Callable[..., Any]], room: Callable[[Any, Any], Array]
+    build: Callable[[Any], Callable[..., Any]],
+    room: Callable[[Any, Any], Array],
+    over: Over = lambda function, axes: function,
 ) -> Callable[..., Any]:
     """Return the jitted function that runs pieces one after the other.
 
@@ -163,7 +195,7 @@ def in_turn(
     """
 
     def advance(state: Any, data: Any, constants: Constants, pieces: Any, count: Array) -> Any:
-        run_piece = build(constants.numbers)
+        run_piece, pieces = build(constants.numbers), keyed(pieces, constants)
 
         def run_next(index: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
             state, numbers = carry
@@ -174,13 +206,12 @@ def in_turn(
         # A traced count: a shorter last chunk runs the same program.
         return jax.lax.fori_loop(0, count, run_next, (state, room(state, pieces)))
 
-    return jax.jit(advance, donate_argnums=0)
+    return jax.jit(over(advance, (0, None, 0, axes_of(Pieces), None)), donate_argnums=0)
 
 
 def _numbers_shape(recorders: Recorders, layout: Layout) -> tuple[int, ...]:
-    """Return the shape of a piece's numbers, ``[piece_size, columns]``; see `Layout.members`."""
-    members = () if layout.members is None else (layout.members,)
-    return layout.piece_size, *members, len(columns(recorders))
+    """Return the shape of a piece's numbers, ``[piece_size, columns]``."""
+    return layout.piece_size, len(columns(recorders))
 
 
 class _Divided:
@@ -410,16 +441,15 @@ class _Piece:
         self, state: ReplayState, rows: Any, valid: Array, commits: Commit
     ) -> tuple[Any, Any, Array]:
         """Return the recorders' states, of the workers and shared, and the commits' numbers."""
-        over = functools.partial(over_members, members=self._layout.members)
-        observe_workers = over(functools.partial(observe, self._of_workers))
-        after, numbers = self._over_commits(observe_workers, rows, commits)
+        after, numbers = self._over_commits(
+            functools.partial(observe, self._of_workers), rows, commits
+        )
         if not self._shared:
             return after, state.recorders, numbers
-        observe_shared = over(functools.partial(observe, self._shared, base=False))
 
         def next_shared(states: Any, of_commit: Any) -> Any:
             is_valid, commit = of_commit
-            after, numbers = observe_shared(states, commit)
+            after, numbers = observe(self._shared, states, commit, base=False)
             return jax.tree.map(
                 lambda new, old: jnp.where(is_valid, new, old), after, states
             ), numbers

@@ -64,8 +64,8 @@ class Plan:
     Parameters
     ----------
     trace, problem
-    seed : int or sequence of int
-        Of the minibatches and of methods that draw; the members of an ensemble have one each.
+    seeds : sequence of int
+        Of the minibatches: one, or one for each member of an ensemble.
     stops : int array
         Positions at which a piece has to end.
     look_every : sequence of int
@@ -73,8 +73,6 @@ class Plan:
     dtype, devices
     form : {"batch", "single"}
         See `asyncsim.replays.tuning`. A CPU computes batches of one commit in the form "single".
-    needs_key : bool
-        Whether visits have keys.
     same_reply : bool
         See `asyncsim.methods.Method`.
     """
@@ -83,13 +81,12 @@ class Plan:
         self,
         trace: Trace,
         problem: Problem,
-        seed: int | Sequence[int],
+        seeds: Sequence[int],
         stops: np.ndarray,
         look_every: Sequence[int],
         dtype: Any,
         devices: Sequence[Any],
         form: Form,
-        needs_key: bool = False,
         same_reply: bool = False,
     ):
         self.waves = waves = find_waves(trace, same_reply)
@@ -155,27 +152,26 @@ class Plan:
         self._form: Form = "single" if self.piece_size == 1 and platform == "cpu" else form
         self.stops = stops
         self._chunk = chunk_size(self._cuts, stops, self._tuning.chunk)
-        self.members = None if isinstance(seed, int) else len(seed)
-        self._minibatches = Minibatches(problem, seed, trace.workers, trace.window)
-        self._keys = method_keys(seed) if needs_key else None
+        self._minibatches = Minibatches(problem, seeds, trace.workers, trace.window)
+        self._table: np.ndarray | None = None
         names = ("staleness", "worker", "commit", "local_steps")
-        self._columns = {name: trace.frame[name].to_numpy() for name in names}
-        self._columns["time"] = trace.frame["commit_time"].to_numpy()
-        self._columns["worker_step"] = trace.worker_step
-        self._columns["workers"] = np.full(commits, trace.workers)
+        self.columns = {name: trace.frame[name].to_numpy() for name in names}
+        self.columns["time"] = trace.frame["commit_time"].to_numpy()
+        self.columns["worker_step"] = trace.worker_step
+        self.columns["workers"] = np.full(commits, trace.workers)
         if waves.gossip is not None:
-            self._columns["kept"] = waves.gossip.kept_share
+            self.columns["kept"] = waves.gossip.kept_share
         self._job = trace.frame["job"].to_numpy()
-        before = trace.frame["read_version"].to_numpy() + self._columns["staleness"]
+        before = trace.frame["read_version"].to_numpy() + self.columns["staleness"]
         completes = trace.frame["version"].to_numpy() > before
         # A restore drops the messages of an incomplete version: the next one begins there.
         restored_at = [position for position, *_ in self.restores]
         ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), restored_at, commits].astype(int))
-        self._columns["completes"] = completes
+        self.columns["completes"] = completes
         if trace.read_blocks > 1:
-            self._columns["delays"] = before[:, None] - trace.block_versions()
-        self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
-        self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
+            self.columns["delays"] = before[:, None] - trace.block_versions()
+        self.columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
+        self.columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
         self._version_messages = int(np.diff(ends).max())
         self._workers = trace.workers
         self._dtype = dtype
@@ -205,7 +201,6 @@ class Plan:
             owners=self._owners,
             window=self._window,
             windows_differ=self._windows_differ,
-            members=self.members,
             gossip=self.waves.gossip is not None,
             unrolled=self._tuning.unrolled,
             restarts=self.waves.fresh is not None or bool(self.changes),
@@ -260,12 +255,12 @@ class Plan:
         member = np.where(valid, begin[:, None] + np.arange(self.piece_size), 0)
 
         waves: Any = self.waves
-        visit = visits_at(self._columns, member, self._dtype, self._keys)
+        visit = visits_at(self.columns, member, self._dtype)
         if self._counted is not None:
             visit = visit._replace(counted=self._counted.at(member))
         worker, job, local_steps = (
             column[member]
-            for column in (self._columns["worker"], self._job, self._columns["local_steps"])
+            for column in (self.columns["worker"], self._job, self.columns["local_steps"])
         )
         return Pieces(
             size=sizes,
@@ -275,13 +270,22 @@ class Plan:
             fresh=() if waves.fresh is None else waves.fresh[member],
             visit=visit,
             job=job.astype(np.int32),
-            rows=self._minibatches.rows((worker, job, local_steps), valid),
+            rows=self._rows(member, (worker, job, local_steps), valid),
             reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
             push_reads=_reads_of_pieces(
                 self._push_reads, begin, sizes, self._room(self._push_reads)
             ),
             gossip=() if waves.gossip is None else self._gossip(waves.gossip, member),
         )
+
+    def _rows(self, member: np.ndarray, jobs: Sequence[np.ndarray], valid: np.ndarray) -> Any:
+        if self._table is None:
+            return self._minibatches.rows(jobs, valid)
+        return self._table[member].astype(np.int32)
+
+    def look_up(self, table: np.ndarray) -> None:
+        """Give each commit a place in a table instead of a minibatch."""
+        self._table = table
 
     def _push_offset(self, member: np.ndarray, begin: np.ndarray) -> Any:
         """Return the number of the piece's commits before each message's read; -1: before it."""
@@ -310,20 +314,13 @@ def chunk_size(cuts: np.ndarray, stops: np.ndarray, limit: int) -> int:
     return min(limit, 1 << (int(between.max()) - 1).bit_length())
 
 
-def visits_at(
-    columns: Mapping[str, np.ndarray], index: np.ndarray, dtype: Any, keys: Array | None
-) -> Visit:
-    """Return the visits at an index from the columns of their fields, with ``keys`` also their
-    keys.
-    """
+def visits_at(columns: Mapping[str, np.ndarray], index: np.ndarray, dtype: Any) -> Visit:
+    """Return the visits at an index from the columns of their fields."""
     kinds = {"time": dtype, "kept": dtype, "completes": np.bool_}
     fields: Any = {
         name: column[index].astype(kinds.get(name, np.int32)) for name, column in columns.items()
     }
-    visit = Visit(**fields)
-    if keys is None:
-        return visit
-    return visit._replace(key=visit_keys(keys, visit.worker, visit.worker_step))
+    return Visit(**fields)
 
 
 def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -361,31 +358,26 @@ def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: i
 class Minibatches:
     """The examples of jobs, of one run or of the members of an ensemble."""
 
-    def __init__(self, problem: Problem, seed: int | Sequence[int], workers: int, window: int):
-        self._is_single, self._window = isinstance(seed, int), window
-        seeds = [seed] if isinstance(seed, int) else seed
-        self._batches = [problem.batch_indices(member_seed, workers) for member_seed in seeds]
+    def __init__(self, problem: Problem, seeds: Sequence[int], workers: int, window: int):
+        self._window = window
+        self._batches = [problem.batch_indices(seed, workers) for seed in seeds]
 
-    def rows(self, jobs: Sequence[np.ndarray], valid: np.ndarray) -> Any:
-        """Return the examples of the ``valid`` jobs, ``[*valid.shape, members, window, batch]``.
+    def rows(self, jobs: Sequence[np.ndarray], valid: np.ndarray) -> np.ndarray:
+        """Return the examples of the ``valid`` jobs, ``[*valid.shape, window, batch]``; of several
+        members with an axis of members in front.
 
-        ``jobs``: their workers, numbers and local steps, each of the shape of ``valid``. A single
-        run has no axis of members.
+        ``jobs``: their workers, numbers and local steps, each of the shape of ``valid``.
         """
         worker, job, steps = (values[valid] for values in jobs)
-        no_rows = np.zeros((len(worker), self._window, 0), np.int32)
-        rows = np.stack(
-            [
-                no_rows if batch is None else batch.rows(worker, job, self._window, steps)
-                for batch in self._batches
-            ],
-            1,
-        )
-        if self._is_single:
-            rows = rows[:, 0]
-        padded = np.zeros((*valid.shape, *rows.shape[1:]), np.int32)
-        padded[valid] = rows
-        return padded
+        of_members = []
+        for batches in self._batches:
+            rows = np.zeros((len(worker), self._window, 0), np.int32)
+            if batches is not None:
+                rows = batches.rows(worker, job, self._window, steps)
+            padded = np.zeros((*valid.shape, *rows.shape[1:]), np.int32)
+            padded[valid] = rows
+            of_members.append(padded)
+        return of_members[0] if len(of_members) == 1 else np.stack(of_members)
 
 
 def purpose_key(seed: int, purpose: str) -> Array:
@@ -400,21 +392,6 @@ def method_key(seed: int) -> Array:
     return purpose_key(seed, "method")
 
 
-def method_keys(seed: int | Sequence[int]) -> Array:
-    """Return `method_key` of a run; of the members of an ensemble ``[members]``."""
-    return method_key(seed) if isinstance(seed, int) else jnp.stack([*map(method_key, seed)])
-
-
 def visit_key(key: Array, worker: Any, worker_step: Any) -> Array:
     """Derive the key of a visit from a run's `method_key`."""
     return jax.random.fold_in(jax.random.fold_in(key, worker), worker_step)
-
-
-@jax.jit
-def visit_keys(keys: Array, worker: Array, worker_step: Array) -> Array:
-    """Derive the keys of many visits, ``[*visits, *runs]``, from the key of a run or of several."""
-    of_runs = visit_key if keys.ndim == 0 else jax.vmap(visit_key, (0, None, None))
-    keys_of_visits = jax.vmap(lambda *visit: of_runs(keys, *visit))(
-        worker.reshape(-1), worker_step.reshape(-1)
-    )
-    return keys_of_visits.reshape(*worker.shape, *keys.shape)

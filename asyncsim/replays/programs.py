@@ -18,12 +18,10 @@ from asyncsim.problems.problem import Problem
 from asyncsim.replays.central import replica_of
 from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_restart, flatten
 from asyncsim.replays.look import FirstCommit, build_first, build_look
-from asyncsim.replays.members import batched_parts, batched_state
-from asyncsim.replays.pieces import InPieces
+from asyncsim.replays.pieces import InPieces, Over
 from asyncsim.replays.shards import InShards
 from asyncsim.replays.state import (
     Layout,
-    Pieces,
     Recorders,
     ReplayState,
     Start,
@@ -47,8 +45,8 @@ class Program(NamedTuple):
         From the central variable, the problem's state, training and test data to a dict of numbers.
     replicas, spread : function or None
         Without a server, from the state and the method's numbers to the replicas,
-        ``[workers, parameters]``, in an ensemble ``[workers, members, parameters]``, and to the
-        mean squared distance of those that count from the central variable.
+        ``[workers, parameters]``, and to the mean squared distance of those that count from the
+        central variable.
     honest : bool array or slice
         Without a server, the workers that count in ``spread`` and in evaluations of replicas: all,
         or the honest ones.
@@ -60,7 +58,7 @@ class Program(NamedTuple):
     """
 
     engine: Any
-    first: Callable[[Any, Pieces], FirstCommit]
+    first: Callable[..., FirstCommit]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
     replicas: Callable[[ReplayState, Any], Any] | None
@@ -93,8 +91,11 @@ def compiled(
     layout: Layout,
     dtype: Any,
     devices: tuple[Any, ...],
+    for_members: bool = False,
 ) -> tuple[Program, dict[str, Array]]:
     """Return the program of a method and the method's numbers; methods of one recipe share it.
+
+    ``for_members``: states, starts, constants and examples have an axis of members in front.
 
     A method without a recipe has a program for these very objects: reuse them to compile once.
     """
@@ -114,43 +115,10 @@ def compiled(
         # Weakly typed, like Python's numbers: they never promote.
         numbers = {name: jnp.asarray(recipe.numbers[name]) for name in names}
     recorder_keys = tuple(map(IdentityKey, recorders))
-    return _build(family, recorder_keys, IdentityKey(problem), layout, dtype, devices), numbers
-
-
-def compiled_ensemble(
-    family: Family,
-    recorders: Recorders,
-    problem: Problem,
-    layout: Layout,
-    dtype: Any,
-    device: Any,
-) -> Program:
-    """Build the program of an ensemble on one device; it is not cached."""
-    method, flat = family.method, flatten_problem(problem, dtype, device)
-    of_member = _parts(family, problem, layout, flat, dtype)
-
-    def parts(numbers: Any) -> Parts:
-        return batched_parts(of_member, method, numbers, layout.restarts)
-
-    evaluate = _evaluation(problem, flat)
-
-    def evaluate_all(central: Any, state: Any, train: Any, test: Any) -> Any:
-        # One after the other: an evaluation's intermediate arrays are sized for one member.
-        return jax.lax.map(lambda member: evaluate(*member, train, test), (central, state))
-
-    make = functools.partial(batched_state, _initial(of_member, recorders, flat, layout))
-    engine = InPieces(parts, recorders, layout, (device,), make)
-    flat_members = flat._replace(unravel=jax.vmap(flat.unravel))
-    return Program(
-        engine,
-        build_first(method, layout),
-        build_look(parts, recorders, flat_members, layout),
-        jax.jit(evaluate_all),
-        *_build_replicas(parts, method, layout),
-        _evaluation_of_each(problem, flat),
-        flat,
-        (device,),
+    program = _build(
+        family, recorder_keys, IdentityKey(problem), layout, dtype, devices, for_members
     )
+    return program, numbers
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -214,7 +182,11 @@ def _build(
     layout: Layout,
     dtype: Any,
     devices: tuple[Any, ...],
+    for_members: bool,
 ) -> Program:
+    def over(function: Any, axes: tuple[Any, ...]) -> Any:
+        return jax.vmap(function, axes) if for_members else function
+
     family, problem = keyed.value, problem_key.value
     recorders = tuple(key.value for key in recorder_keys)
     flat, evaluate, evaluate_each = _of_problem(problem_key, dtype, devices[0])
@@ -222,12 +194,24 @@ def _build(
     engine: Any
     if layout.shards is None:
         initial = _initial(parts, recorders, flat, layout)
-        engine = InPieces(parts, recorders, layout, devices, initial)
+        engine = InPieces(parts, recorders, layout, devices, initial, over)
     else:
         engine = InShards(parts, recorders, layout, devices, flat)
-    first, look = build_first(family.method, layout), build_look(parts, recorders, flat, layout)
-    replicas = _build_replicas(parts, family.method, layout)
+    first = build_first(family.method, layout, over)
+    look = build_look(parts, recorders, flat, layout, over)
+    replicas = _build_replicas(parts, family.method, layout, over)
+    if for_members:
+        evaluate = _one_by_one(evaluate)
     return Program(engine, first, look, evaluate, *replicas, evaluate_each, flat, devices)
+
+
+def _one_by_one(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the evaluation of all members: an evaluation's arrays are sized for one of them."""
+
+    def evaluate_all(central: Any, state: Any, train: Any, test: Any) -> Any:
+        return jax.lax.map(lambda member: evaluate(*member, train, test), (central, state))
+
+    return jax.jit(evaluate_all)
 
 
 @cached(maxsize=8)
@@ -315,7 +299,9 @@ def _form(method: Method, params: Any) -> tuple[Any, ...]:
     return *switches, structure, shapes
 
 
-def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[Any, Any, Any]:
+def _build_replicas(
+    parts: MakeParts, method: Method, layout: Layout, over: Over
+) -> tuple[Any, Any, Any]:
     """Return `Program.replicas`, `Program.spread` and `Program.honest`."""
     honest = slice(None) if method.honest is None else np.array(method.honest)
     if not layout.gossip:
@@ -333,7 +319,7 @@ def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[A
     def spread(state: ReplayState, numbers: Any) -> Any:
         return jnp.mean(jnp.sum((replicas(state, numbers)[honest] - state.central) ** 2, -1), 0)
 
-    return jax.jit(replicas), jax.jit(spread), honest
+    return jax.jit(over(replicas, (0, 0))), jax.jit(over(spread, (0, 0))), honest
 
 
 def _require_fits(part: str, numbers: np.ndarray) -> None:

@@ -23,7 +23,7 @@ from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_we
 from asyncsim.replays.local import Constants
 from asyncsim.replays.observing import columns, require_additive, require_recorders
 from asyncsim.replays.parts import ShardedPlan
-from asyncsim.replays.plan import Plan, runs_of
+from asyncsim.replays.plan import Plan, method_key, runs_of
 from asyncsim.replays.post_training import replay_members, require_rollouts
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recorders import Recorder, show_diagnostics
@@ -217,18 +217,10 @@ class Replay:
         trace = self.trace
         attack = parse_attack(attack)
         require_shards(trace.servers, problem.parameter_count, method, attack)
-        self._config = {
-            "seed": seed,
-            "precision": precision,
-            "attack": attack and attack.text,
-            **jax_settings(),
-        }
+        self._config = configuration(precision, attack) | {"seed": seed}
         dtype = jnp.dtype(precision)
-        method = on_vectors(method, problem, dtype)
-        if attack is not None:
-            method, problem = under_attack(method, problem, attack, trace.workers)
-            recorders = check_replay(trace, method, problem, record)
-        method = among_the_living(method, trace, attack)
+        method, problem = replayed_as(method, problem, trace, attack, dtype)
+        recorders = check_replay(trace, method, problem, record)
         if devices is None:
             one_by_one = method.meet is not None or trace.servers > 1
             devices = default_devices(problem.parameter_count)[: 1 if one_by_one else None]
@@ -243,26 +235,9 @@ class Replay:
             )
         devices = tuple(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
-        form = form or form_of(problem, devices)
-        arguments = trace, problem, seed, stops, look_every(recorders), dtype, devices, form
-        if trace.servers > 1:
-            plan: Any = ShardedPlan(*arguments, method.needs_key)
-        else:
-            plan = Plan(*arguments, method.needs_key, method.same_reply)
-        program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
-        initial, key = start(problem, seed, dtype, trace.workers)
-        recording = Recording(trace, tensor_names(initial.params), columns(recorders))
-        self.devices = devices
-        self.running = Running(
-            problem,
-            plan,
-            program,
-            initial,
-            Constants(key, numbers),
-            dtype,
-            [recording],
-            evaluate_replicas,
-        )
+        self.devices, form = devices, form or form_of(problem, devices)
+        of_run = [(seed, method)], recorders, stops, dtype, devices, form
+        self.running = running_of(trace, problem, *of_run, evaluate_replicas)
 
     @property
     def state(self) -> ReplayState:
@@ -315,6 +290,71 @@ class Replay:
         return self.running.recordings[0].run(
             self.method, self.problem, params, self._config, replicas
         )
+
+
+class SeveralProgramsError(Exception):
+    """The methods of a batch do not share a program."""
+
+
+def configuration(precision: str, attack: Attack | None) -> dict[str, Any]:
+    """Return the settings of a replay, for `Run.config`."""
+    return {"precision": precision, "attack": attack and attack.text, **jax_settings()}
+
+
+def replayed_as(
+    method: Method, problem: Problem, trace: Trace, attack: Attack | None, dtype: Any
+) -> tuple[Method, Problem]:
+    """Return the method of vectors and the problem, under attack and of the living workers."""
+    method, problem = under_attack(
+        on_vectors(method, problem, dtype), problem, attack, trace.workers
+    )
+    return among_the_living(method, trace, attack), problem
+
+
+def running_of(
+    trace: Trace,
+    problem: Problem,
+    runs: Sequence[tuple[int, Method]],
+    recorders: Sequence[Recorder],
+    stops: np.ndarray,
+    dtype: Any,
+    devices: tuple[Any, ...],
+    form: Form,
+    evaluate_replicas: bool = False,
+) -> Running:
+    """Build the replay of some runs, pairs of a seed and a method, at its start.
+
+    Raises
+    ------
+    SeveralProgramsError
+        The methods of several runs do not share a program.
+    """
+    seeds, (_, method) = [seed for seed, _ in runs], runs[0]
+    arguments = trace, problem, seeds, stops, look_every(recorders), dtype, devices, form
+    plan: Any = (
+        ShardedPlan(*arguments) if trace.servers > 1 else Plan(*arguments, method.same_reply)
+    )
+    layout, several = plan.layout(method), len(runs) > 1
+    programs, starts, constants = set(), [], []
+    for seed, of_run in runs:
+        program, numbers = compiled(
+            of_run, tuple(recorders), problem, layout, dtype, devices, several
+        )
+        initial, key = start(problem, seed, dtype, trace.workers)
+        visits_key: Any = method_key(seed) if of_run.needs_key else ()
+        programs.add(program.engine)
+        starts.append(initial)
+        constants.append(Constants(key, visits_key, numbers))
+    if len(programs) > 1:
+        raise SeveralProgramsError(method.name)
+    names = tensor_names(starts[0].params)
+    recordings = [Recording(trace, names, columns(recorders)) for _ in runs]
+    of_runs = starts[0], constants[0]
+    if several:
+        of_runs = jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *zip(starts, constants, strict=True)
+        )
+    return Running(problem, plan, program, *of_runs, dtype, recordings, evaluate_replicas)
 
 
 def run_to_the_end(

@@ -57,7 +57,7 @@ class Running:
         self._restores = {at: (stays, slots, pushes) for at, stays, slots, pushes in plan.restores}
         self._kept: dict[int, Any] = {}
         self._train, self._test = on_devices(problem, dtype, program.devices)
-        self._batched = plan.members is not None
+        self._batched = len(recordings) > 1
         self._honest = np.zeros(self.trace.workers, bool)
         self._honest[program.honest] = True
         self._counted = self._honest.copy()  # the living among them
@@ -110,7 +110,7 @@ class Running:
                 state = self._restored(state, int(starts[0]))
             for change in self._plan.changes.get(int(starts[0]), ()):
                 begins = change.kind == "begin"
-                initial = self._initial[change.place] if begins else None
+                initial = self._initial[..., change.place, :] if begins else None
                 state = self._program.engine.changed(
                     state, change, self._constants.numbers, initial
                 )
@@ -118,7 +118,9 @@ class Running:
                     self._counted[change.place] = begins and self._honest[change.place]
             looked_at = self._plan.looked_at[starts[0]]
             # Before the piece runs, as it overwrites the state.
-            first_commit = self._program.first(state, pieces) if looked_at else None
+            first_commit = (
+                self._program.first(state, self._constants, pieces) if looked_at else None
+            )
             inputs = self._train, self._constants, pieces
             state, numbers = self._program.engine.advance(state, *inputs, np.int32(len(starts) - 1))
             # While the devices work on a chunk, the host records the previous one and plans the
@@ -175,10 +177,12 @@ class Running:
         """Return the members' replicas, with a leading axis of workers; None with a server."""
         if self._program.replicas is None:
             return [None] * len(self.recordings)
-        replicas = np.asarray(self._program.replicas(self.state, self._constants.numbers))
+        replicas = self._program.replicas(self.state, self._constants.numbers)
         unravel = jax.vmap(self._program.flat.unravel)
-        members = np.moveaxis(replicas, 1, 0) if self._batched else [replicas]
-        return [jax.tree.map(np.asarray, unravel(jnp.asarray(member))) for member in members]
+        return [
+            jax.tree.map(np.asarray, unravel(jnp.asarray(member)))
+            for member in self._of_members(replicas)
+        ]
 
     def _spread(self) -> Any:
         """Return the living replicas' mean squared distance from the central variable."""
@@ -186,8 +190,8 @@ class Running:
         assert spread is not None and replicas_of is not None
         if not self._plan.changes or not self._counted.any():
             return spread(self.state, self._constants.numbers)
-        replicas = replicas_of(self.state, self._constants.numbers)[self._counted]
-        return jnp.mean(jnp.sum((replicas - self._central()) ** 2, -1), 0)
+        replicas = replicas_of(self.state, self._constants.numbers)[..., self._counted, :]
+        return jnp.mean(jnp.sum((replicas - self._central()[..., None, :]) ** 2, -1), -1)
 
     def wait(self) -> None:
         """Wait until the devices have computed all commits so far."""
@@ -230,9 +234,6 @@ class Running:
 
     def _take(self, starts: np.ndarray, numbers: Any, shown_looks: Any) -> None:
         numbers = np.asarray(numbers)
-        # From ``[pieces, piece_size, members, columns]`` to members first.
-        if self._batched:
-            numbers = np.moveaxis(numbers, -2, 0)
         looks = self._plan.looks[:, starts[0]].tolist()
         members = zip(
             self._of_members(numbers), self._of_members(shown_looks), self.recordings, strict=True
@@ -255,8 +256,12 @@ class Running:
         """Return the workers' mean of the problem's non-trained state; None without one."""
         if self._problem.init_state is None:
             return None
+
+        def mean(leaf: Any) -> Any:
+            return jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0]
+
         return jax.tree.map(
-            lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0],
+            jax.vmap(mean) if self._batched else mean,
             self._program.engine.problem_states(self.state),
         )
 

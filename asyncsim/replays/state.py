@@ -40,9 +40,6 @@ class Layout(NamedTuple):
         Local steps of each commit.
     windows_differ : bool
         Whether some commits have fewer.
-    members : int or None
-        Runs of an ensemble that are replayed as one: each vector then has shape
-        ``[members, parameters]``, and each number of a commit shape ``[members]``.
     unrolled : int
         Commits of a piece that are unrolled.
     version_messages : int
@@ -66,7 +63,6 @@ class Layout(NamedTuple):
     owners: tuple[int, ...] = ()
     window: int = 1
     windows_differ: bool = False
-    members: int | None = None
     gossip: bool = False
     unrolled: int = 1
     restarts: bool = False
@@ -188,7 +184,7 @@ class Pieces(NamedTuple):
     push_offset: Array  # [piece_size], commits of the piece before the message's read; -1: outside
     visit: Visit  # [piece_size]
     job: Array  # [piece_size]
-    rows: Array  # examples, [piece_size, window, batch]; ensembles [piece_size, members, ...]
+    rows: Array  # examples, [piece_size, window, batch]
     reads: ReadsOfPiece
     push_reads: ReadsOfPiece
     gossip: Any = ()  # a `GossipOfPiece` without a server

@@ -191,7 +191,6 @@ def _wait(
         message, memory = method.receive(memory, message, visit)
 
     def put(rows: Array, row: Array) -> Array:
-        row = jnp.broadcast_to(row, rows.shape[1:])  # an ensemble's members share the visit
         if is_valid is not None:
             # One row, not all: a select over the whole buffer would copy it at every commit.
             old = jax.lax.dynamic_index_in_dim(rows, visit.place, 0, keepdims=False)

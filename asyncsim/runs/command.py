@@ -1,6 +1,5 @@
 """The commands for finished studies: ``asyncsim runs``, ``tag``, ``warp``, ``show``, ..."""
 
-import re
 import shutil
 import sys
 import webbrowser
@@ -10,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from asyncsim.base.console import Parser, counted, note, tell_error
-from asyncsim.base.errors import InputError, choices_like
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import folder_name
 from asyncsim.pages.contents import write_contents
-from asyncsim.pages.trust import is_trusted, page_of
-from asyncsim.runs import index
-from asyncsim.runs.folders import one_line
+from asyncsim.runs import known
+from asyncsim.runs.known import one_line
 from asyncsim.runs.shells import SCRIPTS
-from asyncsim.study.results import PAGE
+from asyncsim.study.results import index_folder
 
 #: Rows of a table without --all.
 _ROWS = 40
 #: Commands whose arguments may be tags.
-_WITH_NAMES = ("warp", "show", "untag", "diff", "animate")
+_WITH_NAMES = ("warp", "show", "tag", "diff", "animate")
 
 
 def _parser(command: Callable[..., Any]) -> Parser:
@@ -43,9 +42,9 @@ def run(command: str, arguments: Sequence[str]) -> int:
 def runs(arguments: Sequence[str]) -> int:
     """List finished studies, the newest first."""
     parser = _parser(runs)
-    parser.add_argument("--study", help="only results of this study")
-    parser.add_argument("--method", help="only results with this method")
-    parser.add_argument("--tag", help="only results with a tag whose name contains this")
+    parser.add_argument(
+        "text", nargs="?", default="", help="only studies whose tags, name or methods contain this"
+    )
     parser.add_argument("--all", action="store_true", help=f"all, not only the newest {_ROWS}")
     parser.add_argument("--root", help="search this folder for results, too; it is remembered")
     parser.add_argument(
@@ -53,45 +52,32 @@ def runs(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--names", action="store_true", help="print the names of all tags alone")
     options = parser.parse_args(arguments)
-    if options.names:
-        print("\n".join(sorted({tag.name for entry in index.entries() for tag in entry.tags})))
-        return 0
     if options.root is not None:
-        index.add_root(options.root)
+        known.add_root(options.root)
     if options.forget:
-        print(f"forgot {counted(index.forget(), 'folder')}")
-    entries = index.entries()
-    present = [entry for entry in entries if not entry.missing]
-    for name, names in (
-        ("study", {entry.study for entry in present} - {""}),
-        ("method", _methods(present)),
-    ):
-        value = getattr(options, name)
-        if value is not None and value not in names:
-            raise InputError(
-                f"--{name} {value!r}: no results; {choices_like(value, sorted(names))}"
-            )
+        print(f"forgot {counted(known.forget(), 'folder')}")
+    entries = known.entries()
+    if options.names:
+        print("\n".join(sorted({tag.name for entry in entries for tag in entry.tags})))
+        return 0
     matches = [
         entry
-        for entry in present
-        if options.study in (None, entry.study)
-        and (options.method is None or options.method in _methods([entry]))
-        and (options.tag is None or any(options.tag in tag.name for tag in entry.tags))
+        for entry in entries
+        if any(
+            options.text in text
+            for text in (entry.study, entry.methods, *(tag.name for tag in entry.tags))
+        )
     ]
     printed = matches if options.all else matches[:_ROWS]
-    if not matches:
-        print("no results are known; asyncsim runs --root FOLDER searches a folder for them")
-    else:
+    if printed:
         print(_table(printed))
+    else:
+        about = f" with {options.text!r}" if options.text else ""
+        print(f"no results{about} are known; asyncsim runs --root FOLDER searches a folder")
     if len(printed) < len(matches):
         print(f"and {counted(len(matches) - len(printed), 'older folder')}: asyncsim runs --all")
-    for entry in entries:
-        if entry.missing:
-            tags = f" ({', '.join(tag.name for tag in entry.tags)})" if entry.tags else ""
-            note(
-                f"{entry.folder}{tags} is gone; was it moved? asyncsim runs --root FOLDER, else "
-                "--forget"
-            )
+    for folder in known.missing():
+        note(f"{folder} is gone; was it moved? asyncsim runs --root FOLDER, else --forget")
     return 0
 
 
@@ -106,20 +92,15 @@ def tag(arguments: Sequence[str]) -> int:
     parser.add_argument("--note", default="", help="a line of explanation")
     parser.add_argument("--run", help="name this run, such as downpour-seed0")
     parser.add_argument("--commit", type=int, help="name this commit of the run")
+    parser.add_argument("--remove", action="store_true", help="remove the tag of this name")
     options = parser.parse_args(arguments)
+    if options.remove:
+        print(f"removed {options.name} from {known.untag(options.name).folder}")
+        return 0
     folder = Path.cwd() if options.folder is None else Path(options.folder)
-    folder = folder if folder.is_dir() else index.find(options.folder).folder
-    created = index.tag(folder, options.name, options.note, options.run, options.commit)
+    folder = folder if folder.is_dir() else known.find(options.folder).folder
+    created = known.tag(folder, options.name, options.note, options.run, options.commit)
     print(f"{created.name}: {created.folder}")
-    return 0
-
-
-def untag(arguments: Sequence[str]) -> int:
-    """Remove a tag."""
-    parser = _parser(untag)
-    parser.add_argument("name", help="the tag")
-    name = parser.parse_args(arguments).name
-    print(f"removed {name} from {index.untag(name).folder}")
     return 0
 
 
@@ -140,11 +121,10 @@ def warp(arguments: Sequence[str]) -> int:
         return 0
     if options.name is None:
         raise InputError("give a name: asyncsim warp baseline; asyncsim runs lists all")
-    tag = index.find(options.name)
+    tag = known.find(options.name)
     print(tag.folder)
     if tag.run:
-        at = "" if tag.commit is None else f", commit {tag.commit}"
-        note(f"the place is runs/{tag.run}{at}{f': {tag.note}' if tag.note else ''}")
+        note(f"the place is {known.place_text(tag, 'runs/')}{f': {tag.note}' if tag.note else ''}")
     if options.open:
         _show(tag.folder)
     return 0
@@ -158,9 +138,9 @@ def show(arguments: Sequence[str]) -> int:
     )
     name = parser.parse_args(arguments).name
     if name is None:
-        _open(write_contents([entry for entry in index.entries() if not entry.missing]))
+        _open(write_contents(known.entries()))
     else:
-        _show(index.find(name).folder)
+        _show(known.find(name).folder)
     return 0
 
 
@@ -286,14 +266,14 @@ def check_lag(arguments: Sequence[str]) -> int:
 
 
 def _show(folder: Path) -> None:
-    """Open a folder's page in the browser; redraw it unless this machine wrote it."""
-    page = folder / PAGE
-    if not is_trusted(page):
-        from asyncsim.pages.command import draw_page
+    """Draw a folder's page outside the folder, and open it in the browser.
 
-        note(f"{page} was not written on this machine and could run anything: the page is redrawn")
-        page = draw_page(folder, page_of(folder))
-    _open(page)
+    The page in the folder may be a stranger's, and could run anything.
+    """
+    from asyncsim.pages.command import draw_page
+
+    name = folder_name(f"{folder.absolute()}.html")
+    _open(draw_page(folder, index_folder() / "drawn" / name))
 
 
 def _open(page: Path) -> None:
@@ -303,25 +283,16 @@ def _open(page: Path) -> None:
         note("no browser could be opened; open the file in a browser")
 
 
-def _methods(entries: Sequence[index.IndexEntry]) -> set[str]:
-    """Return the methods of the entries, with their hyper-parameters and by their names alone."""
-    # Commas inside brackets are between hyper-parameters.
-    calls = {
-        call for entry in entries for call in re.split(r", (?![^(]*\))", entry.methods) if call
-    }
-    return calls | {call.partition("(")[0] for call in calls}
-
-
-def _table(entries: Sequence[index.IndexEntry]) -> str:
+def _table(entries: Sequence[known.Entry]) -> str:
     """Format the entries as a table that fits the terminal; cut long cells, but no folder."""
     today = datetime.now(UTC)
-    rows = [["tag", "study", "cluster", "methods", "best", "age", "folder"]]
+    rows = [["tag", "study", "cluster", "methods", "verdict", "age", "folder"]]
     for entry in entries:
         tags = ", ".join(tag.name for tag in entry.tags) or "-"
         study = entry.study or "-"
         methods = one_line(entry.methods)
         age, folder = _age(entry.date, today), _short(entry.folder)
-        rows.append([tags, study, entry.cluster, methods, entry.headline, age, folder])
+        rows.append([tags, study, entry.cluster, methods, entry.verdict, age, folder])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = shutil.get_terminal_size((120, 0)).columns if sys.stdout.isatty() else 10_000
     while sum(widths) + 2 * len(widths) > room and max(widths[:5]) > 12:
@@ -361,7 +332,6 @@ def _short(folder: Path) -> str:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "runs": runs,
     "tag": tag,
-    "untag": untag,
     "warp": warp,
     "show": show,
     "diff": diff,

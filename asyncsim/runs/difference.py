@@ -11,7 +11,7 @@ from asyncsim.base.errors import InputError, require_free
 from asyncsim.base.files import CHECKSUM
 from asyncsim.drawing import look, plots
 from asyncsim.replays.run import flat
-from asyncsim.runs.folders import one_line
+from asyncsim.runs.known import one_line
 from asyncsim.runs.opened import TaggedStudy, open
 from asyncsim.study import results
 

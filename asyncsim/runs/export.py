@@ -11,7 +11,7 @@ import pandas as pd
 from asyncsim.base.console import note
 from asyncsim.base.errors import reading_results, require_free
 from asyncsim.base.files import free_folder, read_table, whole_folder, write_csv
-from asyncsim.runs.index import find
+from asyncsim.runs.known import find
 from asyncsim.study.finished import read, study_of
 from asyncsim.study.results import SUMMARY, cell_options
 

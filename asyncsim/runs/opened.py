@@ -9,8 +9,7 @@ import pandas as pd
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.files import files_below
 from asyncsim.replays.run import Run
-from asyncsim.runs import index
-from asyncsim.runs.folders import runs_in
+from asyncsim.runs.known import entries, find, place_text, runs_in
 from asyncsim.study import results
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace import Trace
@@ -105,10 +104,7 @@ class TaggedStudy(NamedTuple):
         )
 
     def __repr__(self) -> str:
-        at = f" at {self.place.run}" if self.place else ""
-        at += (
-            f", commit {self.place.commit}" if self.place and self.place.commit is not None else ""
-        )
+        at = place_text(self.place, " at ") if self.place else ""
         return f"<{self.config['study']} {self.name!r}{at}: {len(self.runs)} runs in {self.folder}>"
 
 
@@ -117,27 +113,13 @@ def table() -> pd.DataFrame:
     rows = [
         {
             "tags": ", ".join(tag.name for tag in entry.tags),
-            **{
-                name: getattr(entry, name)
-                for name in ("study", "cluster", "methods", "headline", "runs")
-            },
-            "date": pd.Timestamp(entry.date) if entry.date else pd.NaT,
+            **{name: getattr(entry, name) for name in ("study", "cluster", "methods", "verdict")},
+            "date": pd.to_datetime(entry.date, errors="coerce"),
             "folder": str(entry.folder),
-            "missing": entry.missing,
         }
-        for entry in index.entries()
+        for entry in entries()
     ]
-    columns = [
-        "tags",
-        "study",
-        "cluster",
-        "methods",
-        "headline",
-        "runs",
-        "date",
-        "folder",
-        "missing",
-    ]
+    columns = ["tags", "study", "cluster", "methods", "verdict", "date", "folder"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -147,9 +129,9 @@ def open(name: str) -> TaggedStudy:
     Raises
     ------
     InputError
-        For an unknown name, a name of several folders, or a missing or damaged folder.
+        For an unknown name, a name of several folders, or a damaged folder.
     """
-    tag = index.find(name)
+    tag = find(name)
     study = read(tag.folder, str(results.config_of(tag.folder).get("study")))
     if tag.run is not None and tag.run not in runs_in(tag.folder):
         raise InputError(

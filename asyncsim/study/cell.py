@@ -21,7 +21,7 @@ from asyncsim.base.files import folder_name, plain, require_plain, set_aside
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import WeakAttackWarning, parse_attack
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Law
+from asyncsim.clusters.laws import Constant, Law
 from asyncsim.clusters.network import PerWorker, SlowLinkWarning, is_matrix
 from asyncsim.methods import Method, Timing
 from asyncsim.methods.method import OF_SIZES
@@ -44,6 +44,18 @@ from asyncsim.study.target import Target
 from asyncsim.traces.trace import Trace
 
 _ROUND_OFF = 1e-12
+#: The network of a lone worker, which has the parameters itself: none.
+_ALONE = {
+    "latency": Constant(0.0),
+    "bandwidth": None,
+    "shared_bandwidth": False,
+    "message_bytes": None,
+    "sites": None,
+    "far_latency": None,
+    "far_bandwidth": None,
+    "server_site": 0,
+    "far_every": 1,
+}
 
 
 class Cell(NamedTuple):
@@ -120,11 +132,16 @@ def timings(cluster: Cluster, methods: list[Method], bits: int = 32) -> dict[Clu
 def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
     """Return the cluster with the timing of a method; all else and all random numbers stay equal.
 
-    ``bits``: the size of a parameter in a message.
+    A lone worker has no network, an all-reduce no service. ``bits``: the size of a parameter in a
+    message.
     """
     needs: dict[str, Any] = {
         name: value for name, value in vars(timing).items() if value is not None
     }
+    if timing.policy is not None and timing.policy.is_met_by(cluster.policy):
+        del needs["policy"]
+    elif timing.policy is not None and timing.policy.collective is not None:
+        needs["service"] = Constant(0.0)
     if needs.get("workers", cluster.workers) != cluster.workers:
         laws, windows = cluster.compute, cluster.window
         needs["compute"] = laws if isinstance(laws, Law) else laws[: needs["workers"]]
@@ -162,6 +179,8 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
         begins = np.cumsum(cluster.sites)[:-1]
         if (group[begins] != group[begins - 1]).all():  # no group is at two sites
             needs["far_every"] = far_every
+    if timing.workers == 1:
+        needs |= _ALONE
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowLinkWarning)  # said when the cluster was made
         return dataclasses.replace(cluster, **needs)

@@ -65,7 +65,7 @@ ELSEWHERE = frozenset(
     ("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run")
 )
 #: Their runs are listed before the first begins.
-_MOST_SEEDS = 100_000
+MOST_SEEDS = 100_000
 
 
 def fields_of(options: Iterable[str]) -> frozenset[str]:
@@ -198,96 +198,12 @@ class JobOptions:
 
 
 @dataclass(frozen=True)
-class StudyOptions(JobOptions):
-    """Options that all studies share, with one cluster or several; each study adds others."""
+class TaskOptions(JobOptions):
+    """Options of every study that trains: its methods and its problem."""
 
-    #: The options of the example in the help.
-    example: ClassVar[str] = "--workers 20 --seeds 5"
-    #: The values that options may name, at the end of the help.
-    help_notes: ClassVar[str] = """
-Laws: a number (s), "40 ms", constant(value), exponential(mean), gamma(mean, cv),
-lognormal(mean, cv), uniform(low, high), halfnormal(low, scale), weibull(mean, shape),
-pareto(mean, shape), empirical([s, ...]), mixture([law, ...], [weight, ...]).
-
-Policies: asynchronous, bounded_staleness(bound), buffered(count), first_of(count), barrier(count),
-rounds, buckets(count), discard_stale(limit, count=1), cancel_stale(limit, count=1),
-trials(2 s, count=1), buffered(count, grace=200 ms), first_of(count, grace),
-barrier(collective=ring) (also tree, halving_doubling, shared_link, two_level); without a server:
-asynchronous, neighbours(mix=before) (also beside), overlap(steps), handshake.
-
-Failures: crash(every, lasts, detect=0), crash(every, lasts, scope=job, checkpoint=10 min,
-saving=20 s) of a barrier's job, pause(every, lasts), slow(every, lasts, speed),
-outage(every, lasts, checkpoint_every=100, checkpoint_time=0), loss(probability, timeout,
-resend=True), leave(at), join(at), also with workers=[0, 3] or site=1.
-
-Attacks: sign_flip(workers, scale=1), gaussian(workers, sigma=200), disturbance(workers, sigma=0.2),
-zero(workers), infinite(workers), label_flip(workers), alie(workers, z), inner_product(workers,
-scale=2), mimic(workers, target), min_max(workers), of the first workers or a list.
-
-Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
-"""
-
-    #: 0 for studies with another option for their length, which counts if ``steps`` is 0.
-    fewest_steps: ClassVar[int] = 1
-
-    workers: int | tuple[int, ...] = 100
-    """Workers of the cluster."""
-    steps: int = 200
-    """Commits per worker, on average."""
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
     """Methods to compare. With arguments: "gem(kappa=2)"; with several values: "gem(kappa=[1, 2])";
     your own: FILE.py:FUNCTION."""
-    seeds: int = 3
-    """Number of seeds; methods share a trace per seed."""
-
-    compute: LawLike = "gamma(mean=1, cv=0.2)"
-    """Law of a local step's time (s). A law per worker: "[1]*90 + [3]*10"."""
-    service: LawLike = "constant(0.005)"
-    """Law of a visit's service time (s)."""
-    latency: LawLike = "constant(0)"
-    """Law of a message's time one way (s). Also "40 ms", "[up, down]", "per_worker([...])"."""
-    bandwidth: BandwidthLike | None = None
-    """Bytes per second each way; unlimited by default. Also "100 Mbit/s", "[up, down]",
-    "per_worker([...])".
-    """
-    shared_bandwidth: bool = False
-    """The workers share the bandwidth, a message at a time."""
-    message_bytes: SizeLike | None = None
-    """Bytes of a message with parameters, or "25 MB". By default the size of the problem's
-    parameters.
-    """
-    sites: tuple[int, ...] = ()
-    """Workers of each site: 16 16. One site by default."""
-    far_latency: LawLike | None = None
-    """Law of a message's time between sites (s). Also a matrix, from each site (row) to each:
-    "[[0, 40 ms], [40 ms, 0]]".
-    """
-    far_bandwidth: BandwidthLike | None = None
-    """Bytes per second each way between sites, or a matrix."""
-    server_site: int = 0
-    """Site of the server, from 0."""
-    window: int = 1
-    """Local steps per communication."""
-    dynamic_window: bool = False
-    """Local steps in proportion to a worker's speed."""
-    protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
-    """Order of a visit. exchange: the update is applied, then read; read_then_write: the read
-    misses the update; write_then_read: two visits."""
-    exclusive: bool = True
-    """read_then_write in one visit, not in two."""
-    discipline: Discipline = "fifo"
-    """Order of service: fifo, lowest_rank (worker index), random, or lock_free (nobody waits)."""
-    servers: int = 1
-    """Servers that share the parameters equally."""
-    read_blocks: int = 1
-    """Blocks of a read, one after the other. Needs lock_free and write_then_read."""
-
-    policy: PolicyLike = "asynchronous"
-    """When versions are made and who waits."""
-
-    failures: tuple[FailureLike, ...] = ()
-    """Failures, such as "loss(0.01, timeout=2)"."""
-
     problem: ProblemLike = "digits"
     """Training problem; your own as FILE.py:FUNCTION. With arguments: "mnist(network=mlp)"."""
     batch_size: int | None = None
@@ -301,22 +217,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     """Momentum of methods that do not set their own, and of the proxy whose energy is the
     reference.
     """
-
-    attack: AttackLike | None = None
-    """False messages of some workers, or FILE.py:FUNCTION."""
-
-    evaluate_every: int | None = None
-    """Worker steps between evaluations; else 20 in all."""
-    diagnose_every: int = 5
-    """Worker steps between diagnostics; 0: none."""
-    diagnose_energy: bool = False
-    """Record the energies of each tensor and their ratio."""
-    directions_every: int = 0
-    """Worker steps between cosines of updates with the full gradient, the last step and the way to
-    the end (a second replay); 0: none.
-    """
-    animate: bool = False
-    """Record distances of reads, for animations."""
     x64: bool = False
     """Compute in float64 instead of float32."""
 
@@ -324,58 +224,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     def precision(self) -> str:
         """``"float64"`` or ``"float32"``."""
         return "float64" if self.x64 else "float32"
-
-    @property
-    def bits(self) -> int:
-        """Of a parameter."""
-        return 64 if self.x64 else 32
-
-    def vector_bytes(self, problem: "Problem") -> float:
-        """Return the size of a message with all parameters."""
-        size = problem.parameter_count * self.bits // 8
-        return (
-            size
-            if self.message_bytes is None
-            else positive("message_bytes", self.message_bytes, BYTES)
-        )
-
-    def check(self) -> None:
-        """Check the options before anything heavy is imported.
-
-        Every study calls it first; a study's config checks its additional options, too.
-        """
-        if require_count("seeds", self.seeds) > _MOST_SEEDS:
-            raise InputError(
-                f"seeds = {self.seeds}: must be at most {_MOST_SEEDS:,}; each is a run of every "
-                "method"
-            )
-        require_count("diagnose_every", self.diagnose_every, minimum=0)
-        require_count("directions_every", self.directions_every, minimum=0)
-        if self.servers > 1:
-            for name in ("directions_every", "animate"):
-                if value := getattr(self, name):
-                    raise InputError(
-                        f"{name} = {value}: needs all parameters at one instant, and with "
-                        f"servers = {self.servers} each commits its shard at another time; leave "
-                        "it out, or give servers = 1"
-                    )
-        if self.evaluate_every is not None:
-            require_count("evaluate_every", self.evaluate_every)
-        require_count("steps", self.steps, minimum=self.fewest_steps)
-        # The proxy has it, too.
-        require_fraction("momentum", self.momentum)
-        if self.shared_bandwidth and self.bandwidth is None and self.far_bandwidth is None:
-            raise InputError(
-                "shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well"
-            )
-        if self.message_bytes is not None:
-            size = positive("message_bytes", self.message_bytes, BYTES)
-            if self.bandwidth is None and self.far_bandwidth is None:
-                raise InputError(
-                    f"message_bytes = {size:g}: takes no time without a bandwidth; give bandwidth "
-                    "as well"
-                )
-        super().check()
 
     def make_methods(
         self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None
@@ -443,6 +291,159 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
                 **{name: version(name) for name in ("jax", "optax")},
             },
         }
+
+
+@dataclass(frozen=True)
+class StudyOptions(TaskOptions):
+    """Options that studies of simulated clusters share, with one cluster or several."""
+
+    #: The options of the example in the help.
+    example: ClassVar[str] = "--workers 20 --seeds 5"
+    #: The values that options may name, at the end of the help.
+    help_notes: ClassVar[str] = """
+Laws: a number (s), "40 ms", constant(value), exponential(mean), gamma(mean, cv),
+lognormal(mean, cv), uniform(low, high), halfnormal(low, scale), weibull(mean, shape),
+pareto(mean, shape), empirical([s, ...]), mixture([law, ...], [weight, ...]).
+
+Policies: asynchronous, bounded_staleness(bound), buffered(count), first_of(count), barrier(count),
+rounds, buckets(count), discard_stale(limit, count=1), cancel_stale(limit, count=1),
+trials(2 s, count=1), buffered(count, grace=200 ms), first_of(count, grace),
+barrier(collective=ring) (also tree, halving_doubling, shared_link, two_level); without a server:
+asynchronous, neighbours(mix=before) (also beside), overlap(steps), handshake.
+
+Failures: crash(every, lasts, detect=0), crash(every, lasts, scope=job, checkpoint=10 min,
+saving=20 s) of a barrier's job, pause(every, lasts), slow(every, lasts, speed),
+outage(every, lasts, checkpoint_every=100, checkpoint_time=0), loss(probability, timeout,
+resend=True), leave(at), join(at), also with workers=[0, 3] or site=1.
+
+Attacks: sign_flip(workers, scale=1), gaussian(workers, sigma=200), disturbance(workers, sigma=0.2),
+zero(workers), infinite(workers), label_flip(workers), alie(workers, z), inner_product(workers,
+scale=2), mimic(workers, target), min_max(workers), of the first workers or a list.
+
+Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
+"""
+
+    #: 0 for studies with another option for their length, which counts if ``steps`` is 0.
+    fewest_steps: ClassVar[int] = 1
+
+    workers: int | tuple[int, ...] = 100
+    """Workers of the cluster."""
+    steps: int = 200
+    """Commits per worker, on average."""
+    seeds: int = 3
+    """Number of seeds; methods share a trace per seed."""
+
+    compute: LawLike = "gamma(mean=1, cv=0.2)"
+    """Law of a local step's time (s). A law per worker: "[1]*90 + [3]*10"."""
+    service: LawLike = "constant(0.005)"
+    """Law of a visit's service time (s)."""
+    latency: LawLike = "constant(0)"
+    """Law of a message's time one way (s). Also "40 ms", "[up, down]", "per_worker([...])"."""
+    bandwidth: BandwidthLike | None = None
+    """Bytes per second each way; unlimited by default. Also "100 Mbit/s", "[up, down]",
+    "per_worker([...])".
+    """
+    shared_bandwidth: bool = False
+    """The workers share the bandwidth, a message at a time."""
+    message_bytes: SizeLike | None = None
+    """Bytes of a message with parameters, or "25 MB". By default the size of the problem's
+    parameters.
+    """
+    sites: tuple[int, ...] = ()
+    """Workers of each site: 16 16. One site by default."""
+    far_latency: LawLike | None = None
+    """Law of a message's time between sites (s). Also a matrix, from each site (row) to each:
+    "[[0, 40 ms], [40 ms, 0]]".
+    """
+    far_bandwidth: BandwidthLike | None = None
+    """Bytes per second each way between sites, or a matrix."""
+    server_site: int = 0
+    """Site of the server, from 0."""
+    window: int = 1
+    """Local steps per communication."""
+    dynamic_window: bool = False
+    """Local steps in proportion to a worker's speed."""
+    protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
+    """Order of a visit. exchange: the update is applied, then read; read_then_write: the read
+    misses the update; write_then_read: two visits."""
+    exclusive: bool = True
+    """read_then_write in one visit, not in two."""
+    discipline: Discipline = "fifo"
+    """Order of service: fifo, lowest_rank (worker index), random, or lock_free (nobody waits)."""
+    servers: int = 1
+    """Servers that share the parameters equally."""
+    read_blocks: int = 1
+    """Blocks of a read, one after the other. Needs lock_free and write_then_read."""
+
+    policy: PolicyLike = "asynchronous"
+    """When versions are made and who waits."""
+
+    failures: tuple[FailureLike, ...] = ()
+    """Failures, such as "loss(0.01, timeout=2)"."""
+
+    attack: AttackLike | None = None
+    """False messages of some workers, or FILE.py:FUNCTION."""
+
+    evaluate_every: int | None = None
+    """Worker steps between evaluations; else 20 in all."""
+    diagnose_every: int = 5
+    """Worker steps between diagnostics; 0: none."""
+    diagnose_energy: bool = False
+    """Record the energies of each tensor and their ratio."""
+    directions_every: int = 0
+    """Worker steps between cosines of updates with the full gradient, the last step and the way to
+    the end (a second replay); 0: none.
+    """
+    animate: bool = False
+    """Record distances of reads, for animations."""
+
+    @property
+    def bits(self) -> int:
+        """Of a parameter."""
+        return 64 if self.x64 else 32
+
+    def vector_bytes(self, problem: "Problem") -> float:
+        """Return the size of a message with all parameters."""
+        size = problem.parameter_count * self.bits // 8
+        return (
+            size
+            if self.message_bytes is None
+            else positive("message_bytes", self.message_bytes, BYTES)
+        )
+
+    def check(self) -> None:
+        """Check the options before anything heavy is imported.
+
+        Every study calls it first; a study's config checks its additional options, too.
+        """
+        require_count("seeds", self.seeds, maximum=MOST_SEEDS)
+        require_count("diagnose_every", self.diagnose_every, minimum=0)
+        require_count("directions_every", self.directions_every, minimum=0)
+        if self.servers > 1:
+            for name in ("directions_every", "animate"):
+                if value := getattr(self, name):
+                    raise InputError(
+                        f"{name} = {value}: needs all parameters at one instant, and with "
+                        f"servers = {self.servers} each commits its shard at another time; leave "
+                        "it out, or give servers = 1"
+                    )
+        if self.evaluate_every is not None:
+            require_count("evaluate_every", self.evaluate_every)
+        require_count("steps", self.steps, minimum=self.fewest_steps)
+        # The proxy has it, too.
+        require_fraction("momentum", self.momentum)
+        if self.shared_bandwidth and self.bandwidth is None and self.far_bandwidth is None:
+            raise InputError(
+                "shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well"
+            )
+        if self.message_bytes is not None:
+            size = positive("message_bytes", self.message_bytes, BYTES)
+            if self.bandwidth is None and self.far_bandwidth is None:
+                raise InputError(
+                    f"message_bytes = {size:g}: takes no time without a bandwidth; give bandwidth "
+                    "as well"
+                )
+        super().check()
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def make_methods(
     options: Any, varied: Collection[str], changed: Callable[[str], bool]
 ) -> list[Method]:
     """Return the methods; print a note about options that some ignore; see
-    `StudyOptions.make_methods`.
+    `TaskOptions.make_methods`.
     """
     results: list[tuple[Method, Mapping[str, Any] | None]] = []
     ignoring: dict[str, list[str]] = {}
@@ -194,7 +194,7 @@ def _named_apart(entries: list[tuple[Method, Mapping[str, Any] | None]]) -> list
 
 def make_problem(options: Any, varied: Collection[str], changed: Callable[[str], bool]) -> Problem:
     """Return the problem; print a note about options that it ignores; see
-    `StudyOptions.make_problem`.
+    `TaskOptions.make_problem`.
     """
     problem_like = options.problem
     parameters: Collection[str] = ()

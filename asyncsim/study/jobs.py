@@ -16,6 +16,7 @@ from asyncsim.base import hooks
 from asyncsim.base.console import Progress, note, tell
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import (
+    folder_name,
     read_table,
     require_plain,
     set_aside,
@@ -64,28 +65,28 @@ class Job(NamedTuple):
 
 
 def measurement(
-    name: str, function: Callable[..., Tables], *arguments: Any, place: str = "", **rest: Any
+    name: str, function: Callable[..., Tables], *arguments: Any, folder: str = "parts", **rest: Any
 ) -> Job:
-    """Return a job whose rows are stored as JSON.
+    """Return a job whose rows are stored as JSON, in a file with the job's name.
 
-    ``place``: their file without its suffix, by default the job's name in ``parts``; ``rest``:
-    other fields of `Job`.
+    ``folder``: the file's folder, inside the study's; ``rest``: other fields of `Job`.
     """
-    place = f"{place or f'parts/{name}'}.json"
+    place = f"{folder}/{folder_name(name)}.json"
 
-    def keep(folder: Path, tables: Tables) -> Tables:
-        write_sealed(folder / place, {"tables": tables})
+    def keep(results_folder: Path, tables: Tables) -> Tables:
+        write_sealed(results_folder / place, {"tables": tables})
         return tables
 
-    def read(folder: Path) -> Tables | None:
-        if not require_plain(folder / place).exists():
+    def read(results_folder: Path) -> Tables | None:
+        file = results_folder / place
+        if not require_plain(file).exists():
             return None
         try:
-            tables: Tables = unsealed(folder / place)["tables"]
+            tables: Tables = unsealed(file)["tables"]
             return tables
         except (OSError, ValueError, KeyError) as error:
-            moved = set_aside(folder, place)
-            note(f"{folder / place}: damaged ({error}): moved to {moved}, and computed again")
+            moved = set_aside(results_folder, place)
+            note(f"{file}: damaged ({error}): moved to {moved}, and computed again")
             return None
 
     return Job(name, place, function, arguments, keep, read, **rest)

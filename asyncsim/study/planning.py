@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.collectives import collective_bytes
 from asyncsim.simulation.simulate import simulate
 from asyncsim.theory import throughput_theory
 from asyncsim.traces.columns import ACCEPTED, previous_rows
@@ -108,9 +107,7 @@ def measure(
     late = column["commit_time"] > begin
     up, down = message_bytes
     if cluster.policy.collective is not None:
-        sites = [count for count in cluster.sites or (cluster.workers,) if count]
-        sent = collective_bytes(cluster.policy.collective, up, cluster.workers, sites).total
-        sent *= per_second["versions"]
+        sent = cluster.all_reduced_bytes(up) * per_second["versions"]
     else:
         messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())
         sent = (up * messages + down * np.count_nonzero(late)) / lasting

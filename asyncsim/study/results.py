@@ -48,10 +48,10 @@ FILES = "files"
 ORIGIN = "made.json"
 #: The page of a finished study.
 PAGE = "report.html"
+#: The printed text of a finished study.
+REPORT = "report.txt"
 #: In the folder of the index, the paths of results and of folders of results, a line each.
 FOLDER_LIST = "folders"
-#: And the file of tagged folders without results.
-TAGGED_LIST = "tagged"
 #: The remedy for a folder that cannot be resumed.
 RESTART = "begin again with --out FOLDER (in Python out=...)"
 #: The largest file (bytes) that is read for a few numbers: a stranger's folder may hold anything.
@@ -230,43 +230,29 @@ def index_folder() -> Path:
     return Path(folder) if folder else platformdirs.user_data_path("asyncsim")
 
 
-def private_file(file: Path) -> Path:
-    """Create a file of the index and its folder unless they exist; only the user may read them."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    with contextlib.suppress(OSError):  # of another user, or on a read-only disk
-        file.chmod(0o600)
-    return file
+def listed() -> list[Path]:
+    """Return the folders that studies wrote to and that users added, outside ``results`` here."""
+    lines = text_in(index_folder() / FOLDER_LIST).splitlines()
+    return [Path(line) for line in dict.fromkeys(lines) if os.path.isabs(line)]
 
 
-def add_line(file: Path, line: str) -> None:
-    """Append a line to a file of the index, unless the file has it.
-
-    An appended line is whole, however many processes append.
-    """
-    if line not in private_file(file).read_text(encoding="utf-8").splitlines():
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(f"{line}\n")
-
-
-def remember(folder: Path, strict: bool = False, tagged: bool = False) -> None:
-    """Add a folder of results, or the folder around it, to the index.
+def remember(folder: Path, strict: bool = False) -> None:
+    """Append a folder of results, or the folder around it, to the list of known folders.
 
     Results inside those of another study, as the evidence of claims, are not added.
-    ``strict``: add these, too, and raise InputError if that fails. ``tagged``: a folder without
-    results, which has a tag and is not searched.
+    ``strict``: add these, too, and raise InputError if that fails.
     """
     path = folder.absolute()
-    outer = (config_of(parent).get("study") for parent in path.parents)
-    if not (strict or tagged) and any(isinstance(study, str) for study in outer):
+    if not strict and any(config_of(parent).get("study") for parent in path.parents):
         return
-    path = path.parent if path.parent.name == "results" and not tagged else path
-    file = index_folder() / (TAGGED_LIST if tagged else FOLDER_LIST)
+    path = path.parent if path.parent.name == "results" else path
+    file = index_folder() / FOLDER_LIST
     try:
-        if str(path).isprintable():
-            add_line(file, str(path))
-    except (OSError, ValueError) as error:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if str(path).isprintable() and path not in listed():
+            with file.open("a", encoding="utf-8") as stream:  # one whole line, beside others
+                stream.write(f"{path}\n")
+    except OSError as error:
         if strict:
             raise InputError(
                 f"index = {str(file)!r}: cannot be written: {error}; set ASYNCSIM_INDEX to a "
@@ -409,9 +395,17 @@ def config_of(folder: Path) -> dict[str, Any]:
 def json_table(file: Path) -> dict[str, Any]:
     """Return the table of a JSON file; an empty one if it cannot be read."""
     try:
-        return dict(json.loads(read_text(file))) if file.stat().st_size <= LARGEST else {}
-    except (OSError, ValueError, TypeError, RecursionError):
+        return dict(json.loads(text_in(file)))
+    except (ValueError, TypeError, RecursionError):
         return {}
+
+
+def text_in(file: Path) -> str:
+    """Return the text of a file; an empty one if it cannot be read, or is very long."""
+    try:
+        return read_text(file) if file.stat().st_size <= LARGEST else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def _make(out: Path | None, study: str) -> tuple[Path, list[Path]]:

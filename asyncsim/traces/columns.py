@@ -12,7 +12,7 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.policy import Policy, asynchronous
+from asyncsim.clusters.policy import Policy, parse_policy
 
 #: Outcomes of a message; a message that is lost does not arrive.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled", "lost")
@@ -190,6 +190,8 @@ class Source:
     #: The groups of tensors that a prescribed read sees at a version each: their names in a
     #: problem's tree, or their number.
     groups: tuple[str, ...] | int = 1
+    #: The timing policy of a recorded trace; a simulated trace has its cluster's.
+    recorded_policy: str = "asynchronous()"
 
     @property
     def shards(self) -> int:
@@ -203,8 +205,8 @@ class Source:
 
     @property
     def policy(self) -> Policy:
-        """The timing policy; asynchronous for a trace without a cluster."""
-        return asynchronous() if self.cluster is None else self.cluster.policy
+        """The timing policy."""
+        return parse_policy(self.recorded_policy) if self.cluster is None else self.cluster.policy
 
 
 def previous_rows(worker: np.ndarray, incarnation: Any = 0) -> np.ndarray:

@@ -14,6 +14,7 @@ import pandas as pd
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
+from asyncsim.clusters.policy import Policy, as_policy
 from asyncsim.traces.bookkeeping import (
     COMMIT_RECORD,
     reads_of_commits,
@@ -22,10 +23,9 @@ from asyncsim.traces.bookkeeping import (
     with_first,
 )
 from asyncsim.traces.columns import (
-    APPLIED,
-    CANCELLED,
     COLUMNS,
     GOSSIP,
+    OUTCOMES,
     READ_COLUMNS,
     TAKES_UP,
     Source,
@@ -70,6 +70,7 @@ def recorded(
     present: Table | None = None,
     takes_up: str = "read",
     in_flight: Table | None = None,
+    policy: Policy | str = "asynchronous()",
 ) -> Trace:
     """Build the trace of a real run from its server's record of each visit.
 
@@ -93,7 +94,8 @@ def recorded(
             applied.
         ``outcome``
             May be left out; ``"applied"``, or ``"cancelled"`` for a lost computation, whose three
-            times above are when it was stopped.
+            times above are when it was stopped. Under a policy also ``"buffered"`` and
+            ``"discarded"``; ``"applied"`` is then the message that completes a version.
 
         Other columns of a trace are allowed, and must agree with the counted values.
 
@@ -107,9 +109,10 @@ def recorded(
         and then each needs a visit there.
     reads : table, optional
         All reads but the first of every worker, one row each: ``worker``, ``read_arrive_time``,
-        ``read_serve_time``, ``read_time``. Required if reads are separate visits, and after a lost
-        computation. ``read_version`` may be left out: it is the number of commits by ``read_time``.
-        If present, it decides which came first where a read and a commit have the same time.
+        ``read_serve_time``, ``read_time``. Required if reads are separate visits, after a lost
+        computation, and under a policy by which workers wait for the answer. ``read_version`` may
+        be left out: it is the number of commits by ``read_time``. If present, it decides which came
+        first where a read and a commit have the same time.
     protocol, exclusive, window
         The form of a visit, and the local steps per commit, as in `asyncsim.Cluster`; ``"gossip"``
         without a server.
@@ -128,6 +131,8 @@ def recorded(
     in_flight : table, optional
         Without a server, the messages that no gradient has taken up: ``source``, ``taker``,
         ``weight`` and, if known, ``arrive_time``.
+    policy : Policy or str
+        The timing policy under which the outcomes came about.
 
     Returns
     -------
@@ -154,8 +159,11 @@ def recorded(
     >>> trace.frame[["worker", "job", "read_version", "staleness"]].to_numpy().tolist()
     [[0, 0, 0, 0], [1, 0, 0, 1], [0, 1, 1, 1]]
     """
+    policy = as_policy(policy)
     if protocol == GOSSIP:
-        return _recorded_without_server(visits, workers, window, begin, seed, takes_up, in_flight)
+        return _recorded_without_server(
+            visits, workers, window, begin, seed, takes_up, in_flight, policy
+        )
     optional = _OPTIONAL if begin is None else ("start_time", *_OPTIONAL)
     required = ("worker", *(name for name in COMMIT_TIMES if name not in optional))
     log = Log.of("visits", visits, required)
@@ -170,6 +178,7 @@ def recorded(
         window=window,
         protocol=protocol,
         exclusive=exclusive,
+        policy=policy,
     )
 
 
@@ -202,21 +211,20 @@ def trace_of_log(
         name: commits[name].to_numpy() if name in commits else np.full(len(commits), np.nan)
         for name in COMMIT_RECORD
     }
-    applied = _applied(log)
+    outcome = _outcomes(log)
+    applied = outcome == "applied"
     if reads is None and form.separate_reads:
         raise InputError(
             f"reads: missing; with protocol {form.protocol!r} in two visits the reads have a table "
             "of their own"
         )
-    if reads is None and not applied.all():
+    if reads is None and (form.policy.chooses_when_to_reply or (outcome == "cancelled").any()):
         raise InputError(
-            "reads: missing; after a lost computation the next read is no part of a commit: give "
-            "all reads"
+            "reads: missing; after a lost computation, or where the server delays its answer, the "
+            "next read is no part of a commit: give all reads"
         )
-    commit_columns |= {
-        "outcome": np.where(applied, APPLIED, CANCELLED),
-        "version": np.cumsum(applied),
-    }
+    codes = pd.Categorical(outcome, OUTCOMES).codes
+    commit_columns |= {"outcome": codes, "version": np.cumsum(applied)}
     if reads is None:
         read_columns = reads_of_commits(form, commit_columns)
     else:
@@ -230,7 +238,8 @@ def trace_of_log(
         read_columns = with_first({**read_columns, "worker": reader}, form.workers)
     present_columns = {name: waiting[name].to_numpy() for name in _PRESENT}
     trace = trace_of(form, seed, commit_columns, read_columns, present_columns)
-    steps, source = trace.steps, replace(trace.source, cluster=None)
+    source = replace(trace.source, cluster=None, recorded_policy=str(form.policy))
+    steps = trace.steps
     if "start_time" not in commits:
         steps = steps.assign(start_time=trace.reads["time"].to_numpy()[steps["read"]])
     trace = replace(trace, source=source, steps=steps)
@@ -247,6 +256,7 @@ def _recorded_without_server(
     seed: int,
     takes_up: str,
     in_flight: Any,
+    policy: Policy,
 ) -> Trace:
     """Build the trace of workers that recorded their gradients and the messages mixed in."""
     require_choice("takes_up", takes_up, TAKES_UP)
@@ -258,7 +268,14 @@ def _recorded_without_server(
     times = [name for name in _GOSSIP_TIMES if name in log.table]
     log.take_times(times)
     begin, workers = log.begin(begin), _count_workers(log, workers)
-    source = Source(require_count("workers", workers), GOSSIP, window, seed=seed, takes_up=takes_up)
+    source = Source(
+        workers=require_count("workers", workers),
+        protocol=GOSSIP,
+        window=window,
+        seed=seed,
+        takes_up=takes_up,
+        recorded_policy=str(policy),
+    )
     _put_in_order(log, times, begin, source.workers)
     for name in {"job", "kept", "partner"} & set(log.table):
         log.table[name] = log.numbers(name)
@@ -409,14 +426,15 @@ def _put_in_order(log: Log, times: Sequence[str], begin: float, workers: int) ->
     )
 
 
-def _applied(log: Log) -> np.ndarray:
-    """Return the mask of applied rows, ``[rows]``; the others are cancelled."""
+def _outcomes(log: Log) -> np.ndarray:
+    """Return the outcome of each row, ``[rows]``; by default all are applied."""
     if "outcome" not in log.table:
-        return np.ones(len(log.table), bool)
+        return np.full(len(log.table), "applied")
     outcome = log.table["outcome"].astype(str)
-    is_known = outcome.isin(["applied", "cancelled"])
-    log.require("outcome", is_known, "must be 'applied' or 'cancelled'")
-    return (outcome == "applied").to_numpy()
+    known = [name for name in OUTCOMES if name != "lost"]
+    rule = f"must be one of {', '.join(map(repr, known))}"
+    log.require("outcome", outcome.isin(known), rule)
+    return outcome.to_numpy()
 
 
 def _read_versions(form: Cluster, log: Log, commits: pd.DataFrame) -> np.ndarray:

@@ -1,14 +1,19 @@
-"""Figure of the validate study, from the folder of results that it wrote.
+"""Figures of the study of real processes, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study validate``, which draws this figure itself. To draw it
+The data come from ``python -m asyncsim.study real``, which draws these figures itself. To draw them
 again::
 
-    python -m figures results/validate              # in a clone
-    asyncsim figures results/validate     # installed
+    python -m figures results/real              # in a clone
+    asyncsim figures results/real     # installed
 
 ``agreement``: differences between each recording's losses and parameters and its replays, commit by
 commit, and the bar.
+
+``fairness``: each worker's share of the commits, of real processes and in the simulator, by
+discipline.
 """
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,23 +25,29 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
-_COLUMNS = ("method", "bar", "precision", "folder")
-#: The replays in the order of drawing: colour, label and size. Free and forced are often the same,
-#: one in the other.
+_SHARED = ("discipline", "worker", "share", "simulated_share", "simulated_low", "simulated_high")
+_COLUMNS = ("method", "discipline", "precision", "folder")
+#: The replays in the order of drawing: colour and label.
 _REPLAYS = {
-    "perturbed": (look.GREY, "perturbed by round-off, to the free one", 3),
-    "forced": (look.BLUE, "forced, from checkpoint to checkpoint", 5),
-    "free": (look.VERMILLION, "free", 3),
+    "perturbed": (look.GREY, "perturbed by round-off, to the free one"),
+    "free": (look.VERMILLION, "free, to the recording"),
 }
 #: Position of exact equality on the axis, below one unit of round-off.
 _EQUAL = {"float32": 1e-10, "float64": 1e-18}
+_TITLES = {
+    "fifo": "first come, first served",
+    "lowest_rank": "lowest rank first",
+    "random": "random order",
+}
 
 
-def agreement(finished: Finished) -> Figure:
+def agreement(finished: Finished) -> Figure | None:
     """Draw the differences of every commit: losses above, parameters below, a column for each
     method.
     """
     summary = finished.summary
+    if "holds" not in summary:
+        return None
     tables: dict[str, list[pd.DataFrame]] = {}
     for method, name in zip(summary["method"], summary["folder"], strict=True):
         tables.setdefault(method, []).append(finished.table(f"{name}/agreement.csv"))
@@ -79,8 +90,8 @@ def agreement(finished: Finished) -> Figure:
     largest = max(table["loss_free"].max() for runs in tables.values() for table in runs)
     figure.set_label(
         f"Replays agree with {summary['holds'].sum()} of {counted(len(summary), 'recording')} "
-        f"within the bar of {summary['bar'].iloc[0]:g}; losses of free replays differ by "
-        f"at most {largest:.1g}."
+        f"within the bar of {summary['bar'].iloc[0]:g}, up to where round-off may exceed it; "
+        f"losses of free replays differ by at most {largest:.1g}."
     )
     layout.title(
         figure,
@@ -95,7 +106,7 @@ def _precision(summary: pd.DataFrame) -> str:
 
 def _panel(axes: Axes, runs: list[pd.DataFrame], quantity: str, bar: float, equal: float) -> None:
     """Draw the differences of each recording."""
-    for name, (color, label, size) in _REPLAYS.items():
+    for name, (color, label) in _REPLAYS.items():
         column = f"{quantity}_{name}"
         curves = [table.dropna(subset=column) for table in runs]
         for number, table in enumerate(curves):
@@ -109,7 +120,7 @@ def _panel(axes: Axes, runs: list[pd.DataFrame], quantity: str, bar: float, equa
                 label=legend_label,
                 marker=".",
                 mew=0,
-                ms=size,
+                ms=3,
                 ls=line,
                 lw=0.6,
             )
@@ -117,4 +128,42 @@ def _panel(axes: Axes, runs: list[pd.DataFrame], quantity: str, bar: float, equa
     axes.set_yscale("log")
 
 
-draw = drawer("validate", _COLUMNS, agreement=agreement)
+def fairness(finished: Finished) -> Figure | None:
+    """Draw each worker's share of the commits, a panel for each discipline."""
+    if not (finished.folder / "shares.csv").exists():
+        return None
+    shares = finished.table("shares.csv", _SHARED)
+    disciplines = list(dict.fromkeys(shares["discipline"]))
+    figure, axes = look.new_figure(
+        max(look.SINGLE, 2.4 * len(disciplines)), 2.4, len(disciplines), sharey=True
+    )
+    for panel, discipline in zip(axes, disciplines, strict=True):
+        _shares_panel(panel, shares[shares["discipline"] == discipline])
+        panel.set_title(_TITLES.get(discipline, discipline))
+        panel.set_xlabel("worker")
+    axes[0].set_ylabel("share of the commits")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    ranges = [
+        f"{rows['share'].min():.0%} to {rows['share'].max():.0%} of the commits with "
+        f"{_TITLES.get(discipline, discipline)}"
+        for discipline, rows in shares.groupby("discipline", sort=False)
+    ]
+    figure.set_label(f"Each worker makes {'; '.join(ranges)}.")
+    layout.title(
+        figure, "Share of the commits by the order in which the server serves waiting workers"
+    )
+    return figure
+
+
+def _shares_panel(axes: Axes, table: pd.DataFrame) -> None:
+    worker = table["worker"].to_numpy()
+    axes.bar(worker, table["share"], width=0.7, color=look.SKY, label="real processes")
+    middle = table["simulated_share"].to_numpy()
+    spread = np.abs(np.array([table["simulated_low"], table["simulated_high"]]) - middle)
+    points: dict[str, Any] = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
+    axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)
+    layout.whole_ticks(axes.xaxis)
+
+
+draw = drawer("real", _COLUMNS, agreement=agreement, fairness=fairness)

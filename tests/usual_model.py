@@ -1,8 +1,7 @@
 """The usual SimPy model of a cluster: a process for each worker and a Resource for the server.
 
-Written as SimPy's own examples are. Benchmarks compare `asyncsim.simulate` with its speed, tests
-with its events, which must be the same. Only the delays and the description of the cluster come
-from the package.
+Written as SimPy's own examples are. Tests compare `asyncsim.simulate` with its events, which must
+be the same. Only the delays and the description of the cluster come from the package.
 """
 
 from collections import deque

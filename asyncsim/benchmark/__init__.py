@@ -1,1 +1,0 @@
-"""Baselines of the study ``throughput``, and the timing of contenders in turns."""
