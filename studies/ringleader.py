@@ -47,7 +47,7 @@ class Config(StudyConfig):
     """Law of a computation's time (s). none: the laws of the paper, one for each worker."""
     service: LawLike = "constant(0)"
     """Law of the server's time per visit (s)."""
-    problem: str = "digits(hidden=[128], batch_size=4, dirichlet=0.1)"
+    problem: str = "digits(hidden=[128], batch_size=4, split=0.1)"
     """Problem to train."""
     methods: tuple[MethodLike, ...] = (
         "ringleader",
@@ -88,7 +88,7 @@ SCALES = {
     "small": Config(),
     "paper": Config(
         scale="paper",
-        problem="mnist(network=mlp, hidden=[128], batch_size=4, dirichlet=0.1)",
+        problem="mnist(network=mlp, hidden=[128], batch_size=4, split=0.1)",
         tune=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1.0, 2.0),
         horizon=300_000.0,
         seeds=30,

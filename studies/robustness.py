@@ -3,7 +3,7 @@
 Every rule and plain batch_sgd run without an attack and under each attack, with each number of
 Byzantine workers, at each learning rate. A rule's rate is chosen for its worst case over the
 attacks. Prints the test accuracy in the worst case, and the weight of the Byzantine messages;
-writes traces, runs, tables and a figure. Heterogeneous data: --problem "digits(dirichlet=0.1)".
+writes traces, runs, tables and a figure. Heterogeneous data: --problem "digits(split=0.1)".
 """
 
 import functools

@@ -55,9 +55,9 @@ staleness --shared-bandwidth | shared_bandwidth = True: there is no bandwidth to
 staleness --no-exclusive | exclusive = False: an exchange is always one atomic visit
 staleness --batch-size 0 | batch_size = 0: must be at least 1
 staleness --batch-size 100000 | batch_size = 100000: train has only 1437 examples
-staleness --workers 1500 --steps 1 --problem digits(1,sharded=True) | the smallest of 1500 shards
-staleness --workers 1500 --steps 1 --problem digits(1,dirichlet=1) | 1500 shards of 1437 examples has 0; use
-staleness --problem digits(dirichlet=-1) | dirichlet = -1: must be above zero
+staleness --workers 1500 --steps 1 --problem digits(1,split=even) | the smallest of 1500 parts
+staleness --workers 1500 --steps 1 --problem digits(1,split=1) | the smallest of 1500 parts has 0 examples; use
+staleness --problem digits(split=-1) | split = -1: must be above zero
 staleness --problem quadratic(curvature=[-1]) | curvature = [-1]: must be a list of eigenvalues above
 staleness --problem quadratic(noise=-1) | noise = -1: must be zero or above
 staleness --problem mnist(dropout=1) | dropout = 1: must be below one
@@ -214,11 +214,11 @@ compare --methods | methods: none given
 compare --measure test_accuracy --target 1.5 | target = 1.5: an accuracy is at most 1
 compare --measure test_loss --problem quadratic | measure =
 compare --measure accuracy | measure =
-gossip --dirichlet | dirichlet: none given; give one or more
-gossip --dirichlet 0.1 -1 | dirichlet = -1.0: must be above zero
-gossip --dirichlet 0.1 0.1 | dirichlet = 0.1, 0.1: one comes twice
-gossip --dirichlet 0.1 --problem quadratic | dirichlet = 0.1: problem = 'quadratic' says its own, or cannot be
-gossip --dirichlet none 0.1 --problem digits(dirichlet=0.1) | dirichlet = none, 0.1: problem = 'digits(dirichlet=0.1)'
+gossip --split | split: none given; give one or more
+gossip --split 0.1 -1 | split = -1.0: must be above zero
+gossip --split 0.1 0.1 | split = 0.1, 0.1: one comes twice
+gossip --split 0.1 --problem quadratic | split = 0.1: problem = 'quadratic' says its own, or cannot be
+gossip --split none 0.1 --problem digits(split=0.1) | split = none, 0.1: problem = 'digits(split=0.1)'
 compare --methods dpsgd | or run the study gossip
 gossip --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'
 gossip --topology | topology: none given

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate, study
+from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate, study
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     curve_of,
@@ -27,7 +27,7 @@ from asyncsim.pages import command
 from asyncsim.study import finished
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
-from asyncsim.traces.columns import OUTCOMES, Source
+from asyncsim.traces.columns import Source
 
 figures = figures_of("staleness")
 
@@ -38,32 +38,16 @@ FIGURES = ("staleness", "loss", "energy", "queue")
 def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int = 0) -> Trace:
     """Workers in turn, a commit every half second, served for 0.1 s after waiting for 0.1 s."""
     commit = np.arange(ROWS)
-    read_version = np.maximum(commit - workers + 1, 0)
-    commit_time = 0.5 * (commit + 1) + seed / 100
-    read_time = np.where(commit < workers, 0.0, commit_time - 0.5 * workers)
-    frame = pd.DataFrame(
-        {
-            "commit": commit,
-            "worker": commit % workers,
-            "job": commit // workers,
-            "local_steps": 1,
-            "read_version": read_version,
-            "read_arrive_time": np.maximum(read_time - 0.2, 0),
-            "read_serve_time": np.maximum(read_time - 0.1, 0),
-            "read_time": read_time,
-            "start_time": read_time,
-            "send_time": np.nan,
-            "push_version": commit,
-            "push_time": commit_time,
-            "arrive_time": commit_time - 0.2,
-            "serve_time": commit_time - 0.1,
-            "commit_time": commit_time,
-            "staleness": commit - read_version,
-            "version": commit + 1,
-            "outcome": pd.Categorical(["applied"] * ROWS, OUTCOMES),
-        }
-    )
-    return Trace.of(frame, Source(workers=workers, protocol="exchange", seed=seed, cluster=cluster))
+    worker, commit_time = commit % workers, 0.5 * (commit + 1) + seed / 100
+    visits = {
+        "worker": worker,
+        "start_time": np.where(commit < workers, 0.0, commit_time[commit - workers]),
+        "arrive_time": commit_time - 0.2,
+        "serve_time": commit_time - 0.1,
+        "commit_time": commit_time,
+    }
+    source = Source(workers=workers, protocol="exchange", seed=seed, cluster=cluster)
+    return dataclasses.replace(recorded(visits), source=source)
 
 
 def hand_made_run(trace: Trace, method: str, diverged_at: int | None = None) -> Run:
@@ -202,7 +186,7 @@ def test_prescribed_and_recorded_traces_are_drawn_without_a_cluster(tmp_path):
 def test_methods_with_timings_of_their_own_get_a_histogram_each(tmp_path):
     cluster = Cluster(WORKERS, "gamma(1, 0.2)")
     other = dataclasses.replace(cluster, protocol="read_then_write")
-    paper = Trace.of((trace := simulate(other, ROWS)).frame, dataclasses.replace(trace.source))
+    paper = simulate(other, ROWS)
     folder = write_results(tmp_path, {"downpour": [hand_made_trace(cluster)], "gem": [paper]})
     figure = figures.staleness(figures.read(folder))
     assert [axes.get_title().partition(":")[0] for axes in figure.axes] == ["DOWNPOUR", "GEM"]

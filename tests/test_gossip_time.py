@@ -12,7 +12,6 @@ from asyncsim import (
     Cluster,
     Gamma,
     InputError,
-    Trace,
     plots,
     recorded,
     simulate,
@@ -241,21 +240,27 @@ def test_recorded_traces_are_put_in_order(policy):
 
 def test_contradictory_messages_in_flight_are_refused():
     trace = simulate(Cluster(6, Gamma(1, 0.3), latency=2, topology="ring()"), 100)
-    for name, value in (
-        ("row", 100),
-        ("taker", 6),
-        ("weight", 0.0),
-        ("arrive_time", math.nan),
-        ("weight", 0.9),
-    ):
+    for name, value in (("row", 100), ("taker", 6), ("weight", 0.0), ("weight", 0.9)):
         in_flight = trace.in_flight.copy()
         in_flight.loc[0, name] = value
         with pytest.raises(InputError, match=r"in_flight|more, or less, than all"):
-            Trace.of(trace.frame, trace.source, trace.open_reads, in_flight=in_flight)
+            as_log(trace, trace.frame, in_flight)
+    assert as_log(trace, trace.frame, trace.in_flight).frame.equals(trace.frame)
+
+
+def as_log(trace, frame, in_flight):
+    return recorded(
+        frame.drop(columns=["commit", "outcome"]),
+        protocol="gossip",
+        workers=trace.workers,
+        begin=0.0,
+        in_flight=in_flight.rename(columns={"row": "source"}),
+        takes_up=trace.takes_up,
+    )
 
 
 def damaged(trace, name, row, value):
     frame = trace.frame.copy()
     frame[name] = frame[name].astype(object) if name in ("sources", "weights") else frame[name]
     frame.at[row, name] = value
-    return lambda: Trace.of(frame, trace.source, trace.open_reads, in_flight=trace.in_flight)
+    return lambda: as_log(trace, frame, trace.in_flight)

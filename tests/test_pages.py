@@ -297,12 +297,12 @@ def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
 def test_a_page_holds_no_infinity(animated, tmp_path):
     shutil.copytree(animated, tmp_path / "mine")
     config = json.loads((tmp_path / "mine" / "config.json").read_text()) | {
-        "dirichlet": [0.1, float("inf")]
+        "split": [0.1, float("inf")]
     }
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
     text = page.write_page(tmp_path / "mine").read_text()
     assert "Infinity]" not in text and data_of(tmp_path / "mine" / "report.html")["config"][
-        "dirichlet"
+        "split"
     ] == [0.1, "inf"]
 
 

@@ -1,6 +1,5 @@
 """Groups of tensors, and reads whose shards have different versions."""
 
-import dataclasses
 import functools
 
 import jax
@@ -25,7 +24,6 @@ from asyncsim.problems.partition import partition
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.running import start
 from asyncsim.study import finished
-from asyncsim.traces.archive import write_trace
 
 
 def shapes(problem):
@@ -223,18 +221,6 @@ def test_a_trace_of_groups_is_saved_and_summarised(tmp_path):
     assert np.array_equal(longer.block_versions()[:200], trace.block_versions())
     fewer = prescribed({"2": "exponential(3)", "0,1": 2}, 200, workers=10, seed=1)
     assert np.array_equal(fewer.block_versions()[:, 0], trace.block_versions()[:, 2])
-
-
-def test_a_damaged_trace_of_groups_is_refused(tmp_path):
-    trace = pipeline(3, 20)
-    version = trace.reads["version"].to_numpy(copy=True)
-    version[-1] += 5
-    damaged = dataclasses.replace(trace, reads=trace.reads.assign(version=version))
-    path = write_trace(damaged, tmp_path / "damaged.parquet")
-    with pytest.raises(InputError, match="must be one that there was before the commit"):
-        Trace.load(path)
-    with pytest.raises(InputError, match="one row for each of 3 shards"):
-        Trace.of(trace.frame, trace.source)
 
 
 # The study.

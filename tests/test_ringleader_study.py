@@ -8,7 +8,7 @@ from asyncsim import simulate, study
 from asyncsim.clusters.laws import HalfNormal
 
 OPTIONS = ["--workers", "5", "--horizon", "60", "--seeds", "1", "--tune", "0.05", "0.2"]
-OPTIONS += ["--problem", "digits(hidden=[4], batch_size=2, dirichlet=0.1)"]
+OPTIONS += ["--problem", "digits(hidden=[4], batch_size=2, split=0.1)"]
 
 
 def test_client_times_are_those_of_the_paper():

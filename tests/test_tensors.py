@@ -28,7 +28,6 @@ from asyncsim import (
 )
 from asyncsim.methods import Applied, Method, declared, gradient_steps
 from asyncsim.methods.ringmaster_lmo import orthogonalized
-from asyncsim.replays.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("float64")
 DIGITS = make_problem("digits")
@@ -218,19 +217,6 @@ def test_an_ensemble_is_its_replays(batched, lenient):
         np.testing.assert_allclose(member.commits["loss"], run.commits["loss"], rtol=1e-9)
     losses = [run.commits["loss"].iloc[-1] for run in alone]
     assert len(set(losses)) == 4 and min(losses) < 2
-
-
-@pytest.mark.full
-def test_several_devices():
-    make, trace = CASES["memory and reply"]
-    flat = make()
-    alone, divided = (
-        Replay(trace, method, TASK, precision="float64", form="batch", devices=jax.devices()[:n])
-        for method, n in ((flat, 1), (in_tensors(flat), 2))
-    )
-    for running in (alone, divided):
-        running.advance(len(trace.accepted))
-    np.testing.assert_allclose(alone.state.central, divided.state.central, rtol=0, atol=1e-11)
 
 
 # Real processes

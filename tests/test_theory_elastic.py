@@ -5,8 +5,9 @@ replays.
 import jax
 import numpy as np
 import pytest
+from edits import with_versions
 
-from asyncsim import Trace, methods, prescribed, problems, theory
+from asyncsim import methods, prescribed, problems, theory
 from asyncsim.replays.replay import Replay
 
 STEPS = [0.1, 1.9]
@@ -48,12 +49,8 @@ def in_turn(workers, rounds, together):
     commits = workers * rounds
     if not together:
         return prescribed(workers - 1, commits, workers)
-    frame = prescribed(np.arange(commits) % workers, commits, workers).frame.copy()
-    frame["read_version"] //= workers
-    frame["push_version"] //= workers
-    frame["version"] //= workers
-    frame["staleness"] = 0
-    return Trace.of(frame, prescribed(0, commits, workers).source)
+    trace = prescribed(np.arange(commits) % workers, commits, workers)
+    return with_versions(trace, np.arange(commits + 1) // workers)
 
 
 @pytest.mark.parametrize("share", [0.97, 1.03])

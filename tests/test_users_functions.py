@@ -33,7 +33,7 @@ def reverse(workers, scale=3.0):
 def number():
     return 3
 
-def split(batch_size=4):
+def labelled(batch_size=4):
     data = {"x": np.arange(24, dtype=np.float32), "label": np.arange(24) % 3}
     return problems.custom(
         lambda key: jnp.ones(1),
@@ -42,8 +42,8 @@ def split(batch_size=4):
         batch_size=batch_size,
     )
 
-def stated(dirichlet=None):
-    return dataclasses.replace(split(), dirichlet=dirichlet)
+def stated(split=None):
+    return dataclasses.replace(labelled(), split=split)
 """
 
 pytestmark = pytest.mark.usefixtures("unrendered_figures")

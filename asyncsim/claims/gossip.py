@@ -167,7 +167,7 @@ CLAIMS: Sequence[Claim] = (
         "Takezawa et al. 2023, arXiv 2305.11420",
         (
             'gossip --workers 25 --methods dpsgd --topology "base2()" "one_peer_exponential()" '
-            "--dirichlet 0.1 --tune 0.2 0.4 --steps 80 --seeds 15",
+            "--split 0.1 --tune 0.2 0.4 --steps 80 --seeds 15",
         ),
         finite_time_graphs,
         "VGG is not among the problems",

@@ -125,7 +125,7 @@ _STRENGTHS = "0.01, 0.03, 0.1, 0.2"
 _PULLS = f'"lgd(pull=[1e-09, {_STRENGTHS}])" "easgd(alpha=[{_STRENGTHS}])"'
 _TILTED = (_WELLS.format("tilt=0.3", 4000, '"lgd(pull=0.005)" "easgd(alpha=0.005)"', 1),)
 _UNEVEN = (_WELLS.format("", 1000, _PULLS, 3),)
-_SYMMETRIC = (_WELLS.format("starts=[-1.2, 1.2, 0.9, -0.9]", 3000, _PULLS, 3),)
+_SYMMETRIC = (_WELLS.format("starts=[-1.2, 1.2, 0.9, -0.9]", 3000, _PULLS, 1),)
 _TRAFFIC = ("compare --workers 4 --methods lsgd aeasgd --steps 10 --seeds 1",)
 
 CLAIMS: Sequence[Claim] = (

@@ -13,7 +13,7 @@ import numpy as np
 
 from asyncsim.base.errors import InputError, require_count, require_path
 from asyncsim.problems.layers import accuracy, cross_entropy, initial_layers
-from asyncsim.problems.problem import Problem, mean_in_pieces
+from asyncsim.problems.problem import Problem, SplitLike, mean_in_pieces, split_record
 
 _BUNDLED = Path(__file__).with_name("queues.txt")
 _TEST_SHARE = 0.1
@@ -25,7 +25,7 @@ _SMALL = 1e-5  # keeps the division by a constant vector's variance finite
 
 def characters(
     batch_size: int = 32,
-    sharded: bool = False,
+    split: SplitLike = None,
     text: str | os.PathLike | None = None,
     context: int = 64,
     width: int = 64,
@@ -58,8 +58,6 @@ def characters(
     ----------
     batch_size : int
         Windows a minibatch.
-    sharded : bool
-        Each worker draws from its own windows instead of from all.
     text : path, optional
         Any text file in UTF-8. Default: the bundled essay on queues and staleness.
     context : int
@@ -103,10 +101,10 @@ def characters(
         train=train,
         test=test,
         batch_size=batch_size,
-        sharded=sharded,
+        split=split,
         config={
             "batch_size": batch_size,
-            "sharded": sharded,
+            **split_record(split),
             "text": path.name,
             "text_sha256": hashlib.sha256(content.encode()).hexdigest(),
             "characters": len(codes),

@@ -107,10 +107,25 @@ def convex(
         evaluate=evaluate,
         train=train,
         batch_size=config["batch_size"],
-        sharded=True,
-        shards=config["workers"],
+        split=whole_shards(name, config["workers"], config["workers"] * config["examples"]),
         config=config,
     )
+
+
+def whole_shards(name: str, shards: int, examples: int) -> Callable[[int, int], Any]:
+    """Return the split that gives each worker whole shards; example ``k`` is of shard
+    ``k % shards``.
+    """
+
+    def split(workers: int, seed: int) -> list[np.ndarray]:
+        if shards % workers:
+            raise InputError(
+                f"workers = {workers}: {name} was made for {shards} workers, one shard each; make "
+                f"it with workers={workers}, or run a number of workers that divides {shards}"
+            )
+        return [np.arange(worker, examples, workers) for worker in range(workers)]
+
+    return split
 
 
 class Shards(NamedTuple):
@@ -227,27 +242,13 @@ def _labels(response: np.ndarray, draw: np.ndarray) -> np.ndarray:
 
 
 def _minimum(features: np.ndarray, label: np.ndarray, regularisation: float) -> float:
-    """Compute the minimum of the objective, by Newton's method in a trust region."""
-    examples, dimension = features.shape
+    """Compute the minimum of the objective."""
     signed = label[:, None] * features
 
-    def value(x: np.ndarray) -> float:
-        return float(np.mean(np.logaddexp(0, -signed @ x)) + 0.5 * regularisation * x @ x)
+    def value_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
+        margin = signed @ x
+        loss = np.mean(np.logaddexp(0, -margin)) + 0.5 * regularisation * x @ x
+        return loss, regularisation * x - expit(-margin) @ signed / len(signed)
 
-    def gradient(x: np.ndarray) -> np.ndarray:
-        return -expit(-signed @ x) @ signed / examples + regularisation * x
-
-    def hessian(x: np.ndarray) -> np.ndarray:
-        wrong = expit(-signed @ x)
-        curvature = (wrong * (1 - wrong))[:, None] * signed
-        return curvature.T @ signed / examples + regularisation * np.eye(dimension)
-
-    solved = minimize(
-        value,
-        np.zeros(dimension),
-        jac=gradient,
-        hess=hessian,
-        method="trust-exact",
-        options={"gtol": _SOLVED},
-    )
-    return float(solved.fun)
+    start, options = np.zeros(features.shape[1]), {"gtol": _SOLVED}
+    return float(minimize(value_and_gradient, start, jac=True, options=options).fun)

@@ -370,6 +370,6 @@ def _flipped(problem_key: IdentityKey, text: str, byzantine: tuple[bool, ...]) -
 
     fields = field_values(problem, Problem)
     # The honest problem divides its examples among workers; the flipped one must not do it again.
-    undivided = {"sharded": False, "shards": None, "dirichlet": None}
+    undivided = {"split": None}
     changed = dict(loss=loss, evaluate=evaluate, train=DoubledExamples(twice), **undivided)
     return _Flipped(**(fields | changed), honest=problem, byzantine=byzantine)

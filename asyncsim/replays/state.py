@@ -24,9 +24,9 @@ class Layout(NamedTuple):
     form : {"batch", "single"}
         How commits are computed, see `asyncsim.replays.tuning`.
     piece_size : int
-        Commits that a piece has room for; a multiple of the number of devices.
+        Commits that a piece has room for.
     workers : int
-        Of the trace; on several devices there are rows beyond them, as padding.
+        Of the trace.
     reads : {"after", "before", "separate", "message", "none"}
         When a worker reads for its next computation, see `asyncsim.replays.waves`.
     reads_size, push_reads_size : int
@@ -143,8 +143,7 @@ class ReplayState(NamedTuple):
     push_read : Float[Array, "push_slots parameters"]
         Central variables that messages will be formed with, if they are read in another visit.
     workers : WorkerRow
-        Leaves with leading axis ``workers``. On several devices the rows beyond the trace's workers
-        are padding: cut them before any mean (`of_workers`).
+        Leaves with leading axis ``workers``.
     messages : tree
         `asyncsim.replays.central.Sent` that wait to be taken up by other workers, with at least one
         row more than slots: there the form "single" writes messages that no worker takes up.
@@ -160,11 +159,6 @@ class ReplayState(NamedTuple):
     workers: WorkerRow
     messages: Any = ()
     waiting: Any = ()
-
-
-def of_workers(rows: Any, workers: int) -> Any:
-    """Cut the padding of several devices off rows of workers."""
-    return jax.tree.map(lambda leaf: leaf if leaf.shape[0] == workers else leaf[:workers], rows)
 
 
 class ReadsOfPiece(NamedTuple):
@@ -243,14 +237,9 @@ def initial_state(
     rows = jax.tree.map(lambda leaf: repeated(leaf, workers), row)
     read = repeated(central, 0 if method.mix is not None else slots)
     if method.has_replicas and start.replicas is not None:
-        replicas = jax.tree.map(
-            # Rows beyond the trace's workers are padding.
-            lambda leaf: jnp.concatenate([leaf, repeated(leaf[0], workers - len(leaf))]),
-            start.replicas,
-        )
-        rows = jax.tree.map(jnp.array, jax.vmap(row_from)(replicas))
+        rows = jax.tree.map(jnp.array, jax.vmap(row_from)(start.replicas))
         if method.reads_replica:
-            read = jax.vmap(flat.ravel)(replicas)
+            read = jax.vmap(flat.ravel)(start.replicas)
 
     messages: Any = ()
     if method.mix is not None:

@@ -109,7 +109,7 @@ def _values(cell: Cell) -> str:
     """Return the prefix that distinguishes a cell in the names of its jobs; ``none``: data that are
     not split.
     """
-    alike = {"dirichlet": np.inf}.items()
+    alike = {"split": np.inf}.items()
     return "".join(
         f"{name} {'none' if (name, value) in alike else value}, "
         for name, value in cell.values.items()
@@ -342,8 +342,6 @@ class CellRun(NamedTuple):
             else config.evaluate_every * share,
             "attack": config.attack,
         }
-        if self.cluster.topology is not None and getattr(config, "evaluate_replicas", False):
-            options["evaluate_replicas"] = True
         looks_every = config.diagnose_every * share
         looks = (
             looks_every,

@@ -260,7 +260,7 @@ class TaskOptions(JobOptions):
         from asyncsim.traces.columns import package_versions
 
         elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
-        elsewhere -= {"workers", "dirichlet"}  # the cluster's, too, and what cells differ in
+        elsewhere -= {"workers", "split"}  # the cluster's, too, and what cells differ in
         values = field_values(self)
         typed = self.command if self.command is not None else results.typed_in(self.resume)
         code = {f"code of {method.name}": recognised(method) for method in methods}

@@ -217,11 +217,10 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
             f"problem = {problem_like!r}: must be a name, or a Problem that problems.digits() "
             "returns"
         )
-    concentration = getattr(options, "dirichlet", None)
-    is_split = problem.sharded or problem.dirichlet is not None or problem.parts is not None
-    if is_users and "dirichlet" in varied and concentration is not None and not is_split:
-        config = {**problem.config, "dirichlet": concentration}
-        problem = dataclasses.replace(problem, dirichlet=concentration, config=config)
+    concentration = getattr(options, "split", None)
+    if is_users and "split" in varied and concentration is not None and problem.split is None:
+        config = {**problem.config, "split": concentration}
+        problem = dataclasses.replace(problem, split=concentration, config=config)
     if "batch_size" not in parameters and "batch_size" not in varied and changed("batch_size"):
         note(
             "--batch-size changes nothing for "

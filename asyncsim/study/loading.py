@@ -35,7 +35,7 @@ from asyncsim.base.files import field_values, open_file, require_plain, results_
 #: Options of a study that are arguments of its methods, and of its problem, unless these set their
 #: own.
 OF_METHODS = ("learning_rate", "optimizer", "momentum")
-OF_PROBLEMS = ("batch_size", "workers", "dirichlet")
+OF_PROBLEMS = ("batch_size", "workers", "split")
 #: ``FILE.py:FUNCTION``, with arguments or without.
 _USER_FUNCTION = re.compile(r"\s*([^(\0]+?\.py):(.*)", re.DOTALL)
 

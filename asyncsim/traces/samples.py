@@ -1,6 +1,5 @@
 """The samples of a trace with rollouts: their staleness, and a check of their counts."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +7,6 @@ import pandas as pd
 
 from asyncsim.base.errors import require_choice
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.rules import require_column
 
 #: The outcomes of a sample, or of an attempt at it.
 SAMPLE_OUTCOMES = ("trained", "dropped", "discarded", "cancelled", "open")
@@ -58,27 +56,6 @@ class RolloutTables(NamedTuple):
     samples: pd.DataFrame
     switches: pd.DataFrame
     updates: pd.DataFrame
-
-
-def rollout_tables(columns: Mapping[str, pd.DataFrame]) -> RolloutTables:
-    """Rebuild the tables of samples from their columns in a file.
-
-    Raises
-    ------
-    InputError
-        A number that no simulation gives.
-    """
-    samples = columns["samples"]
-    samples = samples.assign(outcome=pd.Categorical(samples["outcome"], SAMPLE_OUTCOMES))
-    right = {
-        "outcome": samples["outcome"].notna(),
-        "length": samples["length"] >= 0,
-        "version": samples["version"] >= samples["start_version"],
-        "staleness": samples["staleness"] == samples["version"] - samples["read_version"],
-    }
-    for name, holds in right.items():
-        require_column("samples", samples, name, holds, "cannot be")
-    return RolloutTables(samples, columns["switches"], columns["updates"])
 
 
 class Audit(NamedTuple):
