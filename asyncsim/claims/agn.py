@@ -10,14 +10,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim import study
-from asyncsim.claims.claim import (
-    Claim,
-    Comparison,
-    Finding,
-    above,
-    interval_text,
-    spread,
-)
+from asyncsim.claims.claim import Claim, Comparison, Finding, above, interval_text, spread
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished, figures
 
@@ -32,6 +25,8 @@ _WON = 0.6973
 _LAYERS, _DIGITS_LAYERS = 4, 3
 #: In a grid of more windows than this, the one next to the nearest agrees, too.
 _COARSE_GRID = 3
+#: The second largest of sorted values.
+_SECOND = operator.itemgetter(-2)
 _NAMES = {"downpour": "DOWNPOUR", "dynsgd": "DynSGD", "agn": "AGN", "aeasgd": "AEASGD"}
 
 
@@ -59,7 +54,6 @@ def _corner(workers: Any, window: Any) -> Comparison:
     return Comparison(text, "train_accuracy", of, to, above=0.0, ratio=False)
 
 
-_SECOND = operator.itemgetter(-2)
 _DECLINES = Comparison(
     "window {of[window]}: accuracy with {of[workers]} workers is {} higher than with {to[workers]}",
     "train_accuracy",
