@@ -27,9 +27,9 @@ import pandas as pd
 from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.methods import Method, server_optimizer
-from asyncsim.methods.check import check_method
 from asyncsim.problems.partition import partition
 from asyncsim.problems.problem import Problem
+from asyncsim.replays.check import check_method
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results

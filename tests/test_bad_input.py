@@ -73,13 +73,13 @@ stability --fraction 0 | fraction = 0.0: must be above zero
 stability --fraction 2 | fraction = 2.0: above one, a growing loss would count as stable; give at most one
 kappa --methods gem(kappa=[1,-1]) | kappa = -1: must be zero or above
 speedup --workers 3 | workers = 3: cannot divide an effective batch of 256; give numbers that do
-speedup --seconds 0 | seconds = 0.0: must be above zero (s)
+speedup --time-budget 0 | time_budget = 0.0: must be above zero
 speedup --effective-batch 0 | effective_batch = 0: must be at least 1
 speedup --batch-size 8 | batch_size = 8: follows from the effective batch; give effective_batch
 speedup --workers 2 --compute [1]*2 | compute = '[1]*2': must be one law, not a list of 2
-speedup --steps -1 | steps = -1: must be at least 0
-speedup --methods sgd --workers 2 4 | methods = sgd: has one worker, so no batch can be divided
-generalization --epochs 0 | epochs = 0: must be at least 1
+speedup --steps -1 | steps = -1: must be at least 1
+speedup --methods sgd --workers 2 4 | methods = sgd: none can be run here
+generalization --epochs 0 | epochs = 0.0: must be above zero
 generalization --problem quadratic | problem = 'quadratic': has no test data to generalize to; choose another
 forensics --fitted 7 | fitted = 7: is not among workers, 5, 10, 20, 30; give some of these
 forensics --service -1 | service = -1.0: must be zero or above
@@ -197,7 +197,7 @@ robustness --byzantine 15 | all 15 workers are Byzantine
 robustness --byzantine 16 | worker 15 is outside the cluster
 robustness --tune -1.0 | tune = -1.0: must be above zero
 robustness --rules krun | rule = 'krun'
-robustness --attacks alie(workers=3) | leave them out
+robustness --attack alie(workers=3) | leave them out
 robustness --policy asynchronous | policy = 'asynchronous()': a version needs several messages
 replicas --tune 0.1 0.1 | tune = (0.1, 0.1): holds a rate twice
 replicas --tune -1.0 | tune = -1.0: must be above zero
@@ -209,7 +209,9 @@ compare --tune 0.1 -1.0 | tune =
 compare --tune 0.1 0.1 | tune =
 compare --tune | tune: none given; give one or more learning rates
 compare --hold -1 | hold = -1
-compare --time-budget 0.0 | time_budget = 0.0: must be above zero (s)
+compare --time-budget 0.0 | time_budget = 0.0: must be above zero
+compare --time-budget 3 --epochs 2 | time_budget = 3.0: is a length, and so is epochs; give one
+compare --window 4 4 | window = 4, 4: one comes twice
 compare --methods | methods: none given
 compare --measure test_accuracy --target 1.5 | target = 1.5: an accuracy is at most 1
 compare --measure test_loss --problem quadratic | measure =

@@ -298,7 +298,7 @@ def test_states_of_workers_that_meet_name_their_replica():
     )
     with pytest.raises(
         InputError,
-        match=r"init_worker\(central\) returned the worker's state.* replica=lambda state",
+        match=r"the worker's state carries its replica, .* replica=lambda state",
     ):
         replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
 

@@ -6,6 +6,7 @@ from asyncsim.claims.claim import Claim, Comparison, Finding
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.ranking import Measure
+from asyncsim.study.results import RANKING
 from asyncsim.study.target import time_to_target
 
 SOURCE = "Teng et al. 2019"
@@ -32,7 +33,7 @@ _AT_LEAST_AS_LOW = Comparison(
 
 def sooner(finished: Finished) -> Iterator[Finding]:
     """Compare the times to the target error of LSGD and EASGD, cell by cell."""
-    target = float(finished.config["target"])
+    target = 1 - float(finished.config["target"])  # the error of an accuracy
 
     def until_target(run: Run) -> float:
         evaluations = run.evaluations
@@ -50,7 +51,7 @@ def sooner(finished: Finished) -> Iterator[Finding]:
 
 def no_monopoly(finished: Finished) -> list[Finding]:
     """Judge the shares of the elections that the most frequent leader wins, and its stays."""
-    table, findings = finished.table("leaders.csv"), []
+    table, findings = finished.table(RANKING), []
     for row in table[table["method"] == "lsgd"].itertuples():
         # A period of n workers has n elections.
         stay = 1 / (1 - row.kept) / row.workers
@@ -69,7 +70,7 @@ def no_monopoly(finished: Finished) -> list[Finding]:
 
 def stationary(finished: Finished) -> list[Finding]:
     """Judge the gradients where the central variables end."""
-    ends = finished.table("leaders.csv").set_index("method")["gradient"]
+    ends = finished.table(RANKING).set_index("method")["gradient"]
     return [
         Finding(
             f"the gradient where LGD's leader ends is {ends['lgd']:.2g}",
@@ -86,13 +87,15 @@ def not_decelerated(finished: Finished) -> Iterator[Finding]:
     """Compare the times to the target of LGD and EASGD, each at its best strength of the pull, with
     that of workers alone.
     """
-    seconds = finished.table("leaders.csv").set_index("method")["time_to_target"]
+    seconds = finished.table(RANKING).set_index("method")["time_to_target"]
     alone = seconds.pop(_UNPULLED)
     for name, words, is_quick in (
         ("lgd", "LGD's leader", True),
         ("easgd", "EASGD's center", False),
     ):
         of_method = seconds[seconds.index.str.startswith(name)]
+        strengths = of_method.index.str.extract(r"=([^,)]+)", expand=False).astype(float)
+        of_method = of_method.set_axis(strengths).sort_index()
         listed = ", ".join(f"{value:,.0f}" for value in of_method)
         yield Finding(
             f"{words} is in a well after {of_method.min():,.0f} s at its best strength (of "
@@ -112,13 +115,13 @@ def fewer_bytes(finished: Finished) -> Iterator[Finding]:
 
 
 _LEADERS = (
-    "leaders --methods lsgd aeasgd --group-size 16 --window 4 16 --learning-rate 0.2 0.4 0.8 "
+    "leaders --methods lsgd aeasgd --group-size 16 --window 4 16 --tune 0.2 0.4 0.8 "
     "--gradients 256 --seeds 8",
 )
 _PAPER = ("leaders --scale paper",)
 
 _WELLS = (
-    'leaders --problem "wells({})" --workers 4 --window 1 --learning-rate 0.01 --gradients {} '
+    'leaders --problem "wells({})" --workers 4 --window 1 --tune 0.01 --gradients {} '
     "--methods {} --target 0.01 --seeds {} --x64"
 )
 _STRENGTHS = "0.01, 0.03, 0.1, 0.2"

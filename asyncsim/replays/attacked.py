@@ -15,13 +15,12 @@ from asyncsim.base.files import field_values
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
 from asyncsim.methods.buffer import group_means
-from asyncsim.methods.check import check_method
 from asyncsim.methods.declared import recast
 from asyncsim.methods.method import Array, Memories, Method, State, present
 from asyncsim.problems.problem import BatchIndices, Problem
 from asyncsim.replays.central import summed, weighed
-from asyncsim.replays.programs import IdentityKey
-from asyncsim.replays.tensors import on_vectors
+from asyncsim.replays.check import check_method
+from asyncsim.replays.programs import IdentityKey, on_vectors
 from asyncsim.traces.trace import Trace
 
 

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from asyncsim.base.calls import Call, bind, parameters_of, read, require_all, split, write
 from asyncsim.base.console import note
-from asyncsim.base.errors import InputError, require_choice, shown
+from asyncsim.base.errors import InputError, require_choice, require_name, shown
 from asyncsim.byzantine.aggregation import Rule
 from asyncsim.byzantine.attacks import Attack
 from asyncsim.clusters.topologies import Topology
 from asyncsim.methods import METHODS, Method, named_optimizer
-from asyncsim.methods.check import check_fields
 from asyncsim.methods.named import optimizers
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, load_function, own_file, told_in_a_line
@@ -149,7 +148,7 @@ def make_methods(
                 if entry is None
                 else _build("methods", entry, options, OF_METHODS, varied, changed, Method)
             )
-            check_fields(method)
+            require_name("method", method.name)
             results.append((method, None if entry is None else entry.arguments))
             parameters = () if entry is None else parameters_of(entry.function)
             # The momentum always counts: the recorded proxy has it, too.

@@ -1,5 +1,6 @@
 """The results in a study's folder, its printed tables and its figures."""
 
+import itertools
 import json
 import os
 import shutil
@@ -257,10 +258,12 @@ def draw(folder: Path) -> list[Path]:
 
     The study's name selects the figures; the study is never imported.
     """
-    _, study = study_of(folder)
+    config, study = study_of(folder)
+    comparison = figures("comparison").draw(folder, study) if "compared" in config else []
     if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
         return list(figures(study).draw(folder))
-    return [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
+    papers = [figures(paper).draw_study(study, folder) for paper in PAPERS]
+    return [*comparison, *itertools.chain.from_iterable(papers)]
 
 
 def figures(name: str) -> ModuleType:
