@@ -294,7 +294,7 @@ def test_leaders_are_compared_each_at_the_best_rate_for_the_measure():
             )
             evaluations = {"commit_time": [0.0, seconds], "test_accuracy": [0.8, 1.0]}
             tables[name] = {"evaluations": pd.DataFrame(evaluations)}
-    finished = Runs(pd.DataFrame(rows), tables, {"target": 0.1})
+    finished = Runs(pd.DataFrame(rows), tables, {"target": 0.9})
     (faster,), (lower,) = sooner(finished), _AT_LEAST_AS_LOW.judge(finished)
     assert faster.holds is True and "is 1.5 (" in faster.text
     assert lower.holds is True and "at 2 (" in lower.text

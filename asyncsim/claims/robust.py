@@ -57,7 +57,7 @@ def _learns(
 
 _ROBUST = (
     'robustness --rules "median()" "krum(f=f)" "cge(f=f)" --byzantine 2 6 '
-    '--attack "sign_flip(scale=10)" alie --tune 0.2 --steps 30 --seeds 8'
+    '--attack "sign_flip(scale=10)" alie --tune 0.2 --steps 30 --seeds 11'
 )
 _MOMENTUM = (
     'robustness --rules "median()" "krum(f=f)" "cge(f=f)" --byzantine 6 --attack alie '
