@@ -55,7 +55,6 @@ class Calibration:
     parts: tuple[Part, ...] = field(repr=False)
     notes: tuple[str, ...]  #: properties of the trace that no cluster has; doubts about the order
     durations: Durations = field(repr=False)  #: as recorded
-    law: str  #: the rule by which the laws were chosen
 
     @property
     def table(self) -> pd.DataFrame:
@@ -231,11 +230,10 @@ def examine(
             raise InputError(
                 "trace: a worker died and none came back; end the trace before, or restart it"
             )
-        for name, values in ((_DEATHS, died.between), (_AWAY, died.away)):
-            part = Part(name, values, Fit(Constant(0.0), 0.0, 0, 0.0))
-            parts = (*parts, part._replace(fit=fit(values, _of_deaths(part, law))))
+        between, away = fit(died.between, "exponential"), fit(died.away, "empirical")
+        parts += (Part(_DEATHS, died.between, between), Part(_AWAY, died.away, away))
     return Calibration(
-        _with_laws(frame, parts), parts, (*dependence.notes(recorded), *notes), recorded, law
+        _with_laws(frame, parts), parts, (*dependence.notes(recorded), *notes), recorded
     )
 
 
@@ -272,7 +270,8 @@ def _uplink(
     recorded: Durations, override: float | None, down: Law, law: str
 ) -> tuple[Part, np.ndarray, list[str]]:
     """Return the law of the way up, the durations of computing without it, and notes."""
-    computed, seconds, notes = recorded.compute, 0.0, []
+    computed, seconds = recorded.compute, 0.0
+    notes: list[str] = []
     if override is not None:
         seconds = require_nonnegative("latency_up", override)
         combined = computed if recorded.up is None else computed + recorded.up
@@ -290,13 +289,6 @@ def _uplink(
             "give latency_up"
         )
     return Part("latency up", np.zeros(0), Fit(Constant(seconds), 0.0, 0, 0.0)), computed, notes
-
-
-def _of_deaths(part: Part, law: str) -> str:
-    """Return the rule for a part's law: the common one, except for the times of deaths."""
-    if part.name == _DEATHS:
-        return "exponential"
-    return "empirical" if part.name == _AWAY else law
 
 
 def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:
