@@ -75,7 +75,7 @@ class Config(TargetOptions, StudyConfig):
     """Topologies: ring(), exponential(), one_peer_exponential(), complete(),
     random_regular(degree), base2(), or FILE.py:FUNCTION. Methods whose workers meet in pairs leave
     out directed ones."""
-    dirichlet: tuple[float | Literal["none"], ...] = ("none",)
+    split: tuple[float | Literal["none"], ...] = ("none",)
     """How heterogeneous the workers' data are: parameters of the Dirichlet distributions by which
     each worker's classes are mixed; 0.1 is much, 100 hardly. none: all workers draw from all data,
     unless the problem says otherwise."""
@@ -122,11 +122,11 @@ class Config(TargetOptions, StudyConfig):
         super().check()
         self.check_target()
         check_values("topology", self.topology)
-        check_values("dirichlet", self.dirichlet)
-        check_values("dirichlet", [concentration or "none" for concentration in self.dirichlet])
-        for concentration in self.dirichlet:
+        check_values("split", self.split)
+        check_values("split", [concentration or "none" for concentration in self.split])
+        for concentration in self.split:
             if concentration not in ("none", None):
-                require_positive("dirichlet", concentration)
+                require_positive("split", concentration)
         for entry in self.topology:
             # A file is imported later: the folder of a resumed study may name a stranger's.
             if not isinstance(entry, str) or not own_file(entry)[0]:
@@ -143,8 +143,8 @@ class Config(TargetOptions, StudyConfig):
         place = options_of_cell.get("topology", SERVER)
         if isinstance(place, str):
             options_of_cell["topology"] = self.topologies().get(place, SERVER)
-        if np.isinf(options_of_cell.get("dirichlet", np.inf)):
-            options_of_cell["dirichlet"] = None
+        if np.isinf(options_of_cell.get("split", np.inf)):
+            options_of_cell["split"] = None
         return _ClusterConfig(**{**options, **options_of_cell})
 
 
@@ -153,7 +153,7 @@ class _ClusterConfig(StudyConfig):
     """Options of one cluster."""
 
     topology: str | Topology = SERVER
-    dirichlet: float | None = None
+    split: float | None = None
     slow: float = 1.0
     slow_link: float = 1.0
 
@@ -226,25 +226,22 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
         attack.byzantine(config.workers)
     places = (*config.topologies(), ALL_REDUCE, SERVER)
     grid: list[dict[str, Any]] = [{"topology": place} for place in places]
-    if set(config.dirichlet) - {"none", None}:
+    if set(config.split) - {"none", None}:
         # A number in every row: infinite for homogeneous data.
         values = [
             np.inf if concentration in ("none", None) else concentration
-            for concentration in config.dirichlet
+            for concentration in config.split
         ]
-        grid = [{"dirichlet": value, **point} for value in values for point in grid]
+        grid = [{"split": value, **point} for value in values for point in grid]
     cells, left_out = [], {}
     for cell in sweep(
         config, [{**point, "learning_rate": rate} for point in grid for rate in config.tune]
     ):
-        if (
-            "dirichlet" in cell.values
-            and (cell.problem.dirichlet or np.inf) != cell.values["dirichlet"]
-        ):
+        if "split" in cell.values and (cell.problem.split or np.inf) != cell.values["split"]:
             raise InputError(
-                f"dirichlet = {', '.join(map(str, config.dirichlet))}: problem = "
+                f"split = {', '.join(map(str, config.split))}: problem = "
                 f"{str(config.problem)!r} says its own, "
-                "or cannot be split by class; choose digits, mnist or cifar10, without dirichlet "
+                "or cannot be split by class; choose digits, mnist or cifar10, without split "
                 "in brackets, or a problem of yours whose train has a label"
             )
         methods, place = [], cell.values["topology"]
@@ -283,7 +280,7 @@ def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
     """Tabulate each split of the data, topology and method at its best learning rate, in the
     study's order.
 
-    `asyncsim.study.ranking.tuned` chooses the rate. Columns: ``dirichlet`` if the study has splits
+    `asyncsim.study.ranking.tuned` chooses the rate. Columns: ``split`` if the study has splits
     (infinite: homogeneous), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``,
     ``reached`` (seeds that met and held the target), ``time_to_target`` (s, simulated) and
     ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation,
@@ -296,7 +293,7 @@ def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
         name: spectral_gap(topology, config.workers)
         for name, topology in config.topologies().items()
     }
-    keys = [name for name in ("dirichlet", "topology", "method") if name in finished.summary]
+    keys = [name for name in ("split", "topology", "method") if name in finished.summary]
     runs = tuned(finished.summary, keys, Measure("time_to_target"))
     evaluations = [finished.run(name).evaluations for name in runs["run_folder"]]
     runs["consensus_distance"] = [
@@ -362,14 +359,14 @@ def _conclude(
 ) -> None:
     table = results_table(config, goal, folder)
     printed = table.copy()
-    if "dirichlet" in table:
-        printed["dirichlet"] = [
+    if "split" in table:
+        printed["split"] = [
             "none" if np.isinf(concentration) else f"{concentration:g}"
-            for concentration in table["dirichlet"]
+            for concentration in table["split"]
         ]
-        splits = {of: table[printed["dirichlet"] == of] for of in printed["dirichlet"].unique()}
+        splits = {of: table[printed["split"] == of] for of in printed["split"].unique()}
         verdict_text = "; ".join(
-            f"dirichlet {of}: {verdict(part, goal)}" for of, part in splits.items()
+            f"split {of}: {verdict(part, goal)}" for of, part in splits.items()
         )
     else:
         verdict_text = verdict(table, goal)

@@ -588,7 +588,7 @@ def two_quadratics(noise):
         ),
         train={"centre": np.array([0.0, 4.0])},
         batch_size=1,
-        sharded=True,
+        split="even",
     )
 
 

@@ -189,7 +189,7 @@ def test_on_digits_teacher_forced(name, momentum, window):
     make, topology, policy, own = CASES[name]
     method = make(optimizer=optax.sgd(RATE, momentum)) if momentum else make(RATE)
     trace = simulated(topology, policy, **{"workers": 5, **own}, commits=200, window=window)
-    problem = problems.digits(batch_size=4, hidden=(8,), dirichlet=0.5)
+    problem = problems.digits(batch_size=4, hidden=(8,), split=0.5)
     running = Replay(trace, method, problem, precision="float64", stops=np.arange(50, 201, 50))
     assert max(forced_loop(running, 50, momentum)) < 1e-12
 
@@ -208,7 +208,7 @@ def test_the_fixed_point_of_dpsgd_on_a_quadratic():
         lambda params, batch, key: 0.5 * curvature * jax.numpy.sum((params["x"] - batch["b"]) ** 2),
         train={"b": optimum},
         batch_size=1,
-        sharded=True,
+        split="even",
         name="own_optima",
     )
     trace = simulated(
@@ -261,7 +261,7 @@ def test_one_worker_is_sgd():
 )
 def test_replicas_are_saved(name, tmp_path):
     method, trace = case_of(name, workers=5, commits=60)
-    problem = problems.digits(batch_size=4, hidden=(8,), dirichlet=0.3)
+    problem = problems.digits(batch_size=4, hidden=(8,), split=0.3)
     run = replay(trace, method, problem, precision="float64", evaluate_every=6, progress=False)
     loaded = Run.load(run.save(tmp_path / "run"))
     for one, other in zip(
@@ -298,7 +298,7 @@ def test_states_of_workers_that_meet_name_their_replica():
     )
     with pytest.raises(
         InputError,
-        match=r"init_worker\(central\) returned the worker's state.* replica=lambda state",
+        match=r"the worker's state carries its replica, .* replica=lambda state",
     ):
         replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
 

@@ -120,7 +120,7 @@ def own_targets():
         loss,
         train={"label": TARGETS.astype(np.int32)},
         batch_size=1,
-        sharded=True,
+        split="even",
         name="own_targets",
     )
 

@@ -230,7 +230,7 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
     index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
     row, vectors, pulled, received = in_own_loop(single, piece.size, read, index)
     partner = piece.gossip.partner if meets else ()
-    visit = piece.visit._replace(delays=_delays(layout, piece.visit) if method.sees_delays else ())
+    visit = piece.visit._replace(delays=_delays(layout, piece.visit))
     return StepInputs(visit, row, vectors, pulled, received, partner, piece.fresh)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import cached
-from asyncsim.methods.check import check_method
-from asyncsim.methods.declared import Recipe, recipe_of
+from asyncsim.methods.declared import Recipe, recast, recipe_of
 from asyncsim.methods.method import Array, Method, add, send_update
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.central import replica_of
+from asyncsim.replays.check import check_method
 from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_restart, flatten
 from asyncsim.replays.look import FirstCommit, build_first, build_look
 from asyncsim.replays.pieces import InPieces, Over
@@ -26,6 +26,7 @@ from asyncsim.replays.state import (
     Start,
     initial_state,
 )
+from asyncsim.replays.tensors import of_vectors
 from asyncsim.replays.tuning import writes_slices
 
 
@@ -332,6 +333,20 @@ def flatten_problem(problem: Problem, dtype: Any, device: Any) -> Flat:
         lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), problem.shapes
     )
     return flatten(template, writes_slices(device.platform, problem.parameter_count))
+
+
+def on_vectors(method: Method, problem: Problem, dtype: Any) -> Method:
+    """Return a method of tensors as a method of vectors; others, and equal arguments, unchanged."""
+    if method.space == "vector":
+        return method
+    return _cached_on_vectors(IdentityKey(method), IdentityKey(problem), jnp.dtype(dtype))
+
+
+@cached(maxsize=64)
+def _cached_on_vectors(method: IdentityKey, problem: IdentityKey, dtype: Any) -> Method:
+    flat = flatten_problem(problem.value, dtype, jax.devices()[0])
+    key = "vectors", problem, dtype
+    return recast(method.value, key, lambda method: of_vectors(method, flat))
 
 
 def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:

@@ -12,18 +12,18 @@ from asyncsim.base.console import Progress
 from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.byzantine.attacks import Attack, parse_attack
-from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.methods.policy_gradient import PolicyGradient
 from asyncsim.problems.policy import PolicyProblem
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
+from asyncsim.replays.check import check_method
 from asyncsim.replays.local import Constants
 from asyncsim.replays.observing import columns, require_additive, require_recorders
 from asyncsim.replays.parts import ShardedPlan
 from asyncsim.replays.plan import Plan, method_key, runs_of
 from asyncsim.replays.post_training import replay_members, require_rollouts
-from asyncsim.replays.programs import compiled
+from asyncsim.replays.programs import compiled, on_vectors
 from asyncsim.replays.recorders import Recorder, show_diagnostics
 from asyncsim.replays.recording import LOSSES, Recording
 from asyncsim.replays.run import Run
@@ -35,7 +35,6 @@ from asyncsim.replays.suitable import (
     require_shards,
     require_timing,
 )
-from asyncsim.replays.tensors import on_vectors
 from asyncsim.replays.tuning import Form, default_device, form_of
 from asyncsim.traces.trace import Trace
 
@@ -355,7 +354,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     runs_of(trace, problem)
     require_server(method, trace)
     require_timing(method, trace)
-    require_arrived(on_vectors(method, problem, jnp.result_type(float)), trace, params)
+    require_arrived(method, trace)
     if method.rounds is not None:
         method.rounds.require(trace.workers, trace.policy)
     _check_outcomes(trace)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.base.tracing import naming_failures
-from asyncsim.methods.check import visit_kinds
 from asyncsim.methods.method import OF_MESSAGE, Array, Method, State, Visit
 from asyncsim.replays.central import Sent, initial_memory
 from asyncsim.replays.local import Flat, Learner
@@ -111,6 +110,26 @@ def of_message(visit: Visit) -> Visit:
     return visit._replace(**dropped)
 
 
+def visit_kinds(method: Method) -> Visit:
+    """Return the shapes and types of a visit that knows its loss."""
+
+    def visit() -> Visit:
+        number, real = jnp.int32(0), jnp.zeros(())
+        return Visit(
+            **dict.fromkeys(Visit._fields, number)
+            | {
+                "time": real,
+                "loss": real,
+                "completes": jnp.bool_(True),
+                "counted": (),
+                "kept": real if method.gossips else (),
+                "key": jax.random.key(0, impl="threefry2x32") if method.needs_key else (),
+            }
+        )
+
+    return jax.eval_shape(visit)
+
+
 def no_messages(method: Method, row: WorkerRow, central: Array, count: int) -> Any:
     """Return room for the messages of a version; ``()`` if the method combines none."""
     if method.combine is None:
@@ -123,8 +142,7 @@ def no_messages(method: Method, row: WorkerRow, central: Array, count: int) -> A
         return Waiting(message, of_message(visit))
 
     # Traced, not computed: a message's shape depends on the method alone.
-    visit = visit_kinds(method.sees_loss, method.needs_key, sees_delays=method.sees_delays)
-    kinds = jax.eval_shape(send, row, central, visit)
+    kinds = jax.eval_shape(send, row, central, visit_kinds(method))
     return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), kinds)
 
 
@@ -243,8 +261,8 @@ def initial_state(
 
     messages: Any = ()
     if method.mix is not None:
-        visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
-        kinds, *_ = jax.eval_shape(method.message, row.method, central, central, central, visit)
+        vectors = central, central, central
+        kinds, *_ = jax.eval_shape(method.message, row.method, *vectors, visit_kinds(method))
         sent = Sent(kinds, () if method.honest is None else row.memory)
         messages = jax.tree.map(
             lambda leaf: jnp.zeros((message_slots, *leaf.shape), leaf.dtype), sent
