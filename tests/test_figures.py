@@ -242,8 +242,8 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
     for arguments, message in [
         (
             [nothing],
-            f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, "
-            "momentum, lsgd, ringmaster_lmo",
+            f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, lsgd, "
+            "ringmaster_lmo",
         ),
         (
             ["gam"],
