@@ -35,7 +35,6 @@ PAPERS = {
     "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
     "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, "
     "arXiv 1710.02368)",
-    "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
     "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
     "ringmaster_lmo": "Ringmaster LMO (Sadiev et al. 2026, arXiv 2605.18174)",
 }
