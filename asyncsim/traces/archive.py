@@ -24,7 +24,7 @@ from asyncsim.base.errors import (
     require_path,
     require_switch,
 )
-from asyncsim.base.files import open_file, require_plain, write_whole
+from asyncsim.base.files import open_file, write_whole
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster
 from asyncsim.clusters.workers import as_workers
 from asyncsim.traces.columns import GOSSIP, OUTCOMES, TABLES, Source, table_of
@@ -213,7 +213,7 @@ def _source(values: dict[str, Any]) -> Source:
 
 def _read_table(path: Path) -> tuple[Any, bool]:
     """Return the rows, and whether the file has a valid checksum."""
-    if not require_plain(path).exists():
+    if not path.exists():
         raise InputError(f"path = {str(path)!r}: no such file; give one that Trace.save wrote")
     try:
         with open_file(path) as file:
