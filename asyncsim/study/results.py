@@ -157,7 +157,7 @@ def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
         raise InputError(
             f"resume = {str(folder)!r}: holds results of another configuration "
             f"({'; '.join(differing[:3])}{more}); give the options, files and versions of that "
-            f"folder, or {RESTART}"
+            f"folder, to which seeds, methods and values of a grid may be added, or {RESTART}"
         )
 
 
@@ -169,7 +169,9 @@ def _adds_runs(name: str, before: Any, after: Any) -> bool:
         return isinstance(before, int) and after > before
     if isinstance(before, list) and isinstance(after, list):
         return all(value in after for value in before)
-    return not before and name.startswith(("hyperparameters.", FILES))
+    if name.startswith(FILES):  # in Python a study's own file is unknown
+        return not before or after is None
+    return not before and name.startswith("hyperparameters.")
 
 
 def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
