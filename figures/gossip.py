@@ -50,8 +50,8 @@ def gossip(finished: Finished) -> Figure:
     config, quantity = finished.config, finished.config["target_of"]
     table = finished.table("gossip.csv", _COLUMNS)
     table = table.assign(name=table["topology"].str.removesuffix("()").str.replace("_", " "))
-    splits = list(table["dirichlet"].unique()) if "dirichlet" in table else [None]
-    keys = ["topology", "method", "learning_rate", *(["dirichlet"] if "dirichlet" in table else [])]
+    splits = list(table["split"].unique()) if "split" in table else [None]
+    keys = ["topology", "method", "learning_rate", *(["split"] if "split" in table else [])]
     names = list(table.loc[~table["topology"].isin(_RIVALS), "name"].unique())
     looks = look.looks(table["method"].unique())
     labels = {method: appearance.label for method, appearance in looks.items()}
@@ -59,7 +59,7 @@ def gossip(finished: Finished) -> Figure:
     for record in table.to_dict("records"):
         selection = {name: record[name] for name in keys}
         if len(finished.rows(**selection)):
-            curves[record.get("dirichlet"), record["name"], record["method"]] = _curve(
+            curves[record.get("split"), record["name"], record["method"]] = _curve(
                 finished, quantity, selection
             )
     if not curves:
@@ -159,8 +159,8 @@ def gossip(finished: Finished) -> Figure:
     layout.title(figure, "; ".join(title_parts))
     runs = finished.summary.merge(table[[*keys, "name"]])
     rows = runs["method"].map(labels) + " on " + runs["name"]
-    if "dirichlet" in keys:
-        rows += ", " + runs["dirichlet"].map(_split_text)
+    if "split" in keys:
+        rows += ", " + runs["split"].map(_split_text)
     reached = runs.groupby(rows)["time_to_target"].agg(["mean", "min", "max"])
     missed = findings.missed(runs, rows, config)
     caption = findings.best(reached, axis_of("time_to_target"), failure=missed)
@@ -173,7 +173,7 @@ def gossip(finished: Finished) -> Figure:
 
 def _of(table: pd.DataFrame, split: float | None) -> pd.DataFrame:
     """Select the rows of a split of the data; all rows if there is no split."""
-    return table if split is None else table[table["dirichlet"] == split]
+    return table if split is None else table[table["split"] == split]
 
 
 def _split_text(split: float) -> str:

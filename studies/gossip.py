@@ -75,12 +75,10 @@ class Config(TargetOptions, StudyConfig):
     """Topologies: ring(), exponential(), one_peer_exponential(), complete(),
     random_regular(degree), base2(), or FILE.py:FUNCTION. Methods whose workers meet in pairs leave
     out directed ones."""
-    dirichlet: tuple[float | Literal["none"], ...] = ("none",)
+    split: tuple[float | Literal["none"], ...] = ("none",)
     """How heterogeneous the workers' data are: parameters of the Dirichlet distributions by which
     each worker's classes are mixed; 0.1 is much, 100 hardly. none: all workers draw from all data,
     unless the problem says otherwise."""
-    evaluate_replicas: bool = False
-    """Evaluate each worker's replica, too; the table then has the worst one's accuracy."""
     slow: float = 1.0
     """Factor by which worker 0 takes longer for a local step: 5, say."""
     slow_link: float = 1.0
@@ -124,11 +122,11 @@ class Config(TargetOptions, StudyConfig):
         super().check()
         self.check_target()
         check_values("topology", self.topology)
-        check_values("dirichlet", self.dirichlet)
-        check_values("dirichlet", [concentration or "none" for concentration in self.dirichlet])
-        for concentration in self.dirichlet:
+        check_values("split", self.split)
+        check_values("split", [concentration or "none" for concentration in self.split])
+        for concentration in self.split:
             if concentration not in ("none", None):
-                require_positive("dirichlet", concentration)
+                require_positive("split", concentration)
         for entry in self.topology:
             # A file is imported later: the folder of a resumed study may name a stranger's.
             if not isinstance(entry, str) or not own_file(entry)[0]:
@@ -140,14 +138,13 @@ class Config(TargetOptions, StudyConfig):
         options_of_cell = {
             "slow": self.slow,
             "slow_link": self.slow_link,
-            "evaluate_replicas": self.evaluate_replicas,
             **values,
         }
         place = options_of_cell.get("topology", SERVER)
         if isinstance(place, str):
             options_of_cell["topology"] = self.topologies().get(place, SERVER)
-        if np.isinf(options_of_cell.get("dirichlet", np.inf)):
-            options_of_cell["dirichlet"] = None
+        if np.isinf(options_of_cell.get("split", np.inf)):
+            options_of_cell["split"] = None
         return _ClusterConfig(**{**options, **options_of_cell})
 
 
@@ -156,8 +153,7 @@ class _ClusterConfig(StudyConfig):
     """Options of one cluster."""
 
     topology: str | Topology = SERVER
-    dirichlet: float | None = None
-    evaluate_replicas: bool = False
+    split: float | None = None
     slow: float = 1.0
     slow_link: float = 1.0
 
@@ -230,25 +226,22 @@ def _cells(config: Config) -> tuple[list[Cell], list[str]]:
         attack.byzantine(config.workers)
     places = (*config.topologies(), ALL_REDUCE, SERVER)
     grid: list[dict[str, Any]] = [{"topology": place} for place in places]
-    if set(config.dirichlet) - {"none", None}:
+    if set(config.split) - {"none", None}:
         # A number in every row: infinite for homogeneous data.
         values = [
             np.inf if concentration in ("none", None) else concentration
-            for concentration in config.dirichlet
+            for concentration in config.split
         ]
-        grid = [{"dirichlet": value, **point} for value in values for point in grid]
+        grid = [{"split": value, **point} for value in values for point in grid]
     cells, left_out = [], {}
     for cell in sweep(
         config, [{**point, "learning_rate": rate} for point in grid for rate in config.tune]
     ):
-        if (
-            "dirichlet" in cell.values
-            and (cell.problem.dirichlet or np.inf) != cell.values["dirichlet"]
-        ):
+        if "split" in cell.values and (cell.problem.split or np.inf) != cell.values["split"]:
             raise InputError(
-                f"dirichlet = {', '.join(map(str, config.dirichlet))}: problem = "
+                f"split = {', '.join(map(str, config.split))}: problem = "
                 f"{str(config.problem)!r} says its own, "
-                "or cannot be split by class; choose digits, mnist or cifar10, without dirichlet "
+                "or cannot be split by class; choose digits, mnist or cifar10, without split "
                 "in brackets, or a problem of yours whose train has a label"
             )
         methods, place = [], cell.values["topology"]
@@ -287,28 +280,27 @@ def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
     """Tabulate each split of the data, topology and method at its best learning rate, in the
     study's order.
 
-    `asyncsim.study.ranking.tuned` chooses the rate. Columns: ``dirichlet`` if the study has splits
+    `asyncsim.study.ranking.tuned` chooses the rate. Columns: ``split`` if the study has splits
     (infinite: homogeneous), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``,
     ``reached`` (seeds that met and held the target), ``time_to_target`` (s, simulated) and
-    ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation, also
-    for the worst replica if replicas were evaluated, ``simulated_seconds`` of the whole run,
+    ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation,
+    ``simulated_seconds`` of the whole run,
     ``consensus_distance`` (mean squared distance of the replicas from their mean, averaged over the
     evaluations after the first) and ``spectral_gap``.
     """
     finished = read(folder, "gossip")
-    worst = [f"{name}_worst" for name in _MEASURES[:2]]
     gaps = {
         name: spectral_gap(topology, config.workers)
         for name, topology in config.topologies().items()
     }
-    keys = [name for name in ("dirichlet", "topology", "method") if name in finished.summary]
+    keys = [name for name in ("split", "topology", "method") if name in finished.summary]
     runs = tuned(finished.summary, keys, Measure("time_to_target"))
     evaluations = [finished.run(name).evaluations for name in runs["run_folder"]]
     runs["consensus_distance"] = [
         table["consensus_distance"].iloc[1:].mean() if "consensus_distance" in table else np.nan
         for table in evaluations
     ]
-    columns = ["time_to_target", "gradients_to_target", *_MEASURES, goal.of, *worst]
+    columns = ["time_to_target", "gradients_to_target", *_MEASURES, goal.of]
     columns += ["simulated_seconds", "consensus_distance"]
     table = means(runs, [*keys, "learning_rate"], dict.fromkeys(columns))
     return table.assign(spectral_gap=table["topology"].map(gaps))
@@ -367,14 +359,14 @@ def _conclude(
 ) -> None:
     table = results_table(config, goal, folder)
     printed = table.copy()
-    if "dirichlet" in table:
-        printed["dirichlet"] = [
+    if "split" in table:
+        printed["split"] = [
             "none" if np.isinf(concentration) else f"{concentration:g}"
-            for concentration in table["dirichlet"]
+            for concentration in table["split"]
         ]
-        splits = {of: table[printed["dirichlet"] == of] for of in printed["dirichlet"].unique()}
+        splits = {of: table[printed["split"] == of] for of in printed["split"].unique()}
         verdict_text = "; ".join(
-            f"dirichlet {of}: {verdict(part, goal)}" for of, part in splits.items()
+            f"split {of}: {verdict(part, goal)}" for of, part in splits.items()
         )
     else:
         verdict_text = verdict(table, goal)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from asyncsim.base.console import number_text, tensor_label
 from asyncsim.base.errors import InputError, require_count
-from asyncsim.methods.check import check_method
+from asyncsim.replays.check import check_method
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
 from asyncsim.study.columns import text_of

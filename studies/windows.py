@@ -103,7 +103,7 @@ SCALES = {
         methods=("agn", "aeasgd(alpha=0.05)"),
         epochs=40.0,
         learning_rate=1e-3,
-        problem="mnist(network=mlp, sharded=True)",
+        problem="mnist(network=mlp, split=even)",
         batch_size=128,
         compute="gamma(mean=0.44, cv=0.2)",
         service="constant(0.2)",

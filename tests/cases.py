@@ -270,7 +270,6 @@ def combining(rate=0.01):
         receive=receive,
         init_server=jnp.zeros_like,
         init_memory=jnp.zeros_like,
-        sees_loss=True,
         needs_key=True,
     )
 

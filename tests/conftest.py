@@ -1,6 +1,4 @@
-"""Strict JAX for all tests: no implicit promotion between types; one device unless a test asks for
-more.
-"""
+"""Strict JAX for all tests: no implicit promotion between types."""
 
 import os
 from pathlib import Path
@@ -16,8 +14,6 @@ from asyncsim.replays import programs, tuning
 PHASES = [Phase.explicit, Phase.generate]
 settings.register_profile("drawn", deadline=None, derandomize=True, database=None, phases=PHASES)
 settings.load_profile("drawn")
-# Before anything asks JAX for its devices.
-jax.config.update("jax_num_cpu_devices", 3)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -57,11 +53,6 @@ def index_of_the_tests(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASYNCSIM_INDEX", str(tmp_path_factory.mktemp("index")))
         yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_device():
-    jax.config.update("jax_default_device", jax.devices()[0])
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -149,9 +140,8 @@ def compiled_once(pytestconfig):
     They are kept in ``.pytest_cache``, by the version of jaxlib; ``ASYNCSIM_TEST_CACHE`` names
     another folder.
     """
-    folder = os.environ.get("ASYNCSIM_TEST_CACHE") or str(
-        pytestconfig.cache.mkdir(f"compiled-{jax.lib.__version__}")
-    )
+    name, base = f"compiled-{jax.lib.__version__}", os.environ.get("ASYNCSIM_TEST_CACHE")
+    folder = str(Path(base) / name if base else pytestconfig.cache.mkdir(name))
     values = {"compilation_cache_dir": folder, "persistent_cache_min_compile_time_secs": 0}
     values["persistent_cache_min_entry_size_bytes"] = -1
     for name, value in values.items():

@@ -16,7 +16,7 @@ from asyncsim.methods import Applied, Method, Visit
 from asyncsim.methods.method import OF_MESSAGE
 from asyncsim.problems import Problem
 from asyncsim.replays.plan import runs_of
-from asyncsim.replays.tensors import on_vectors
+from asyncsim.replays.programs import on_vectors
 from asyncsim.replays.waves import find_waves
 
 RECORDED = ("loss", "update_norm", "central_energy", "proxy_energy")
@@ -170,8 +170,7 @@ class EventLoop:
                 if self.method.needs_key
                 else (),
             )
-            if self.method.sees_delays:
-                visit = visit._replace(delays=self._delays(row))
+            visit = visit._replace(delays=self._delays(row))
             if self.trace.has_failures:
                 visit = visit._replace(
                     counted=jnp.array([not self._away(row.Index, one) for one in self.workers])
@@ -336,8 +335,7 @@ class EventLoop:
         update, optimizer, problem_state, loss = self._local(
             key, start, batch, worker, visit, job, window
         )
-        if method.sees_loss:
-            visit = visit._replace(loss=loss)
+        visit = visit._replace(loss=loss)
         told = (
             [Memories(jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories))]
             if memories

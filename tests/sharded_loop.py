@@ -82,8 +82,7 @@ class ShardedLoop(EventLoop):
                 own = self.workers[worker]
                 self.workers[worker] = own._replace(optimizer=optimizer, problem=state)
                 updates[job], numbers[job] = update, np.array([float(loss), 0.0, 0.0, 0.0])
-            if method.sees_loss:
-                visit = visit._replace(loss=jnp.asarray(numbers[job][0]))
+            visit = visit._replace(loss=jnp.asarray(numbers[job][0]))
             update = updates[job][self.entries[row.shard]]
             seen, before = read(*job, row.shard), side.central
             origin = method.origin(side.workers[worker], seen) if method.origin else seen

@@ -222,7 +222,7 @@ def test_labels_are_flipped_for_byzantine_workers_alone():
     """With all but one worker's data alike, the run is that of a problem whose labels are reversed
     for them.
     """
-    plain = problems.digits(batch_size=8, hidden=(4,), sharded=True)
+    plain = problems.digits(batch_size=8, hidden=(4,), split="even")
     label = plain.train["label"].copy()
     label[0::WORKERS] = 9 - label[0::WORKERS]
     flipped = dataclasses.replace(plain, train={**plain.train, "label": label})

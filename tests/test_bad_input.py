@@ -10,8 +10,8 @@ from asyncsim import study
 
 #: What is typed after ``asyncsim study``, and what is in the line.
 COMMANDS = """
-stalenes | study = 'stalenes': unknown; did you mean 'staleness'? choose from best_momentum, checkpoint,
---list | study = '--list': unknown; did you mean 'claims'? choose from best_momentum, checkpoint,
+stalenes | study = 'stalenes': unknown; did you mean 'staleness'? choose from checkpoint,
+--list | study = '--list': unknown; did you mean 'claims'? choose from checkpoint,
 staleness --methods gme | methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness,
 staleness --methods | methods: none given; choose from
 staleness --methods gem,gem | the same name twice
@@ -55,9 +55,9 @@ staleness --shared-bandwidth | shared_bandwidth = True: there is no bandwidth to
 staleness --no-exclusive | exclusive = False: an exchange is always one atomic visit
 staleness --batch-size 0 | batch_size = 0: must be at least 1
 staleness --batch-size 100000 | batch_size = 100000: train has only 1437 examples
-staleness --workers 1500 --steps 1 --problem digits(1,sharded=True) | the smallest of 1500 shards
-staleness --workers 1500 --steps 1 --problem digits(1,dirichlet=1) | 1500 shards of 1437 examples has 0; use
-staleness --problem digits(dirichlet=-1) | dirichlet = -1: must be above zero
+staleness --workers 1500 --steps 1 --problem digits(1,split=even) | the smallest of 1500 parts
+staleness --workers 1500 --steps 1 --problem digits(1,split=1) | the smallest of 1500 parts has 0 examples; use
+staleness --problem digits(split=-1) | split = -1: must be above zero
 staleness --problem quadratic(curvature=[-1]) | curvature = [-1]: must be a list of eigenvalues above
 staleness --problem quadratic(noise=-1) | noise = -1: must be zero or above
 staleness --problem mnist(dropout=1) | dropout = 1: must be below one
@@ -73,13 +73,13 @@ stability --fraction 0 | fraction = 0.0: must be above zero
 stability --fraction 2 | fraction = 2.0: above one, a growing loss would count as stable; give at most one
 kappa --methods gem(kappa=[1,-1]) | kappa = -1: must be zero or above
 speedup --workers 3 | workers = 3: cannot divide an effective batch of 256; give numbers that do
-speedup --seconds 0 | seconds = 0.0: must be above zero (s)
+speedup --time-budget 0 | time_budget = 0.0: must be above zero
 speedup --effective-batch 0 | effective_batch = 0: must be at least 1
 speedup --batch-size 8 | batch_size = 8: follows from the effective batch; give effective_batch
 speedup --workers 2 --compute [1]*2 | compute = '[1]*2': must be one law, not a list of 2
-speedup --steps -1 | steps = -1: must be at least 0
-speedup --methods sgd --workers 2 4 | methods = sgd: has one worker, so no batch can be divided
-generalization --epochs 0 | epochs = 0: must be at least 1
+speedup --steps -1 | steps = -1: must be at least 1
+speedup --methods sgd --workers 2 4 | methods = sgd: none can be run here
+generalization --epochs 0 | epochs = 0.0: must be above zero
 generalization --problem quadratic | problem = 'quadratic': has no test data to generalize to; choose another
 forensics --fitted 7 | fitted = 7: is not among workers, 5, 10, 20, 30; give some of these
 forensics --service -1 | service = -1.0: must be zero or above
@@ -125,8 +125,8 @@ staleness --failures leave(3) | failures: all workers leave; keep one, or let on
 staleness --failures outage(3,1) outage(4,1) | failures: two outages of one server
 staleness --servers 4 --animate | animate = True: needs all parameters at one instant, and with servers = 4
 checkpoint --saving 2h | saving = '2h': is as long as every = '30 min'
-pipeline --stages 9 | stages = 9: must be from 1 to 4, as the problem has 4 layers
-pipeline --staleness 5 | staleness = 5: with 4 stages the pipeline's has no whole numbers
+delays pipeline --stages 9 | stages = 9: must be from 1 to 4, as the problem has 4 layers
+delays pipeline --delays 5 | delays = 5: with 4 stages the pipeline's has no whole numbers
 failures --deaths 0 0 | deaths = 0.0, 0.0: one comes twice
 failures --detect -1 | detect = -1.0: must be zero or above
 policies --methods rennala | methods = rennala: requires a certain timing, but this study compares policies
@@ -172,24 +172,24 @@ plan --price -1 | price = -1.0: must be zero or above
 plan --sites 3 3 --workers 5 | sites = 3, 3: have 6 workers, and workers = 5
 policies --target 0.0 | target = 0.0: must be above zero
 policies --problem quadratic --target-of test_accuracy | target_of = 'test_accuracy': unknown; choose
-best_momentum --methods gem | methods =
-best_momentum --server-momentum 0.5 1.0 | server_momentum = 1.0: must be above -1 and below 1
-best_momentum --server-momentum 0.5 0.5 | each once
-best_momentum --server-momentum | one or more
-best_momentum --learning-rate 0.1 -1.0 | learning_rate = -1.0
-best_momentum --gradients 0 | gradients = 0
-outer_momentum --methods gem | methods =
-outer_momentum --server-momentum 0.0 0.9 | server_momentum = 0.0: must be above 0 and below 1
-outer_momentum --server-momentum | one or more
-outer_momentum --delays -1 | delays = -1
-outer_momentum --tune 0.1 0.1 | holds a rate twice
-optimizers_under_delay --methods gem | methods =
-optimizers_under_delay --optimizers adam | optimizers = 'adam': unknown; did you mean 'adamw_95'? choose
-optimizers_under_delay --delays 1 2 | the gap is relative to a delay of 0
-optimizers_under_delay --stages 9 | stages = 9
-optimizers_under_delay --stages -1 | stages = -1
-optimizers_under_delay --gradients 0 | gradients = 0
-optimizers_under_delay --problem quadratic --stages 0 | muon
+delays best_momentum --methods gem | methods =
+delays best_momentum --server-momentum 0.5 1.0 | server_momentum = 1.0: must be above -1 and below 1
+delays best_momentum --server-momentum 0.5 0.5 | each once
+delays best_momentum --server-momentum | one or more
+delays best_momentum --tune 0.1 -1.0 | tune = -1.0
+delays best_momentum --gradients 0 | gradients = 0
+delays outer_momentum --methods gem | methods =
+delays outer_momentum --server-momentum 0.0 0.9 | server_momentum = 0.0: must be above 0 and below 1
+delays outer_momentum --server-momentum | one or more
+delays outer_momentum --delays -1 | delays = -1
+delays outer_momentum --tune 0.1 0.1 | holds a rate twice
+delays optimizers --methods gem | methods =
+delays optimizers --optimizers adam | optimizers = 'adam': unknown; did you mean 'adamw_95'? choose
+delays optimizers --delays 1 2 | losses are relative to a delay of 0
+delays optimizers --stages 9 | stages = 9
+delays optimizers --stages -1 | stages = -1
+delays optimizers --gradients 0 | gradients = 0
+delays optimizers --problem quadratic --stages 0 | muon
 staleness --workers 8 --methods robust(rule=krum(f=3)) | the largest for 8 messages is f = 2
 staleness --workers 8 --attack zero(workers=9) | worker 8 is outside the cluster
 staleness --workers 8 --attack gem | attack = 'gem': unknown; choose
@@ -197,7 +197,7 @@ robustness --byzantine 15 | all 15 workers are Byzantine
 robustness --byzantine 16 | worker 15 is outside the cluster
 robustness --tune -1.0 | tune = -1.0: must be above zero
 robustness --rules krun | rule = 'krun'
-robustness --attacks alie(workers=3) | leave them out
+robustness --attack alie(workers=3) | leave them out
 robustness --policy asynchronous | policy = 'asynchronous()': a version needs several messages
 replicas --tune 0.1 0.1 | tune = (0.1, 0.1): holds a rate twice
 replicas --tune -1.0 | tune = -1.0: must be above zero
@@ -209,16 +209,18 @@ compare --tune 0.1 -1.0 | tune =
 compare --tune 0.1 0.1 | tune =
 compare --tune | tune: none given; give one or more learning rates
 compare --hold -1 | hold = -1
-compare --time-budget 0.0 | time_budget = 0.0: must be above zero (s)
+compare --time-budget 0.0 | time_budget = 0.0: must be above zero
+compare --time-budget 3 --epochs 2 | time_budget = 3.0: is a length, and so is epochs; give one
+compare --window 4 4 | window = 4, 4: one comes twice
 compare --methods | methods: none given
 compare --measure test_accuracy --target 1.5 | target = 1.5: an accuracy is at most 1
 compare --measure test_loss --problem quadratic | measure =
 compare --measure accuracy | measure =
-gossip --dirichlet | dirichlet: none given; give one or more
-gossip --dirichlet 0.1 -1 | dirichlet = -1.0: must be above zero
-gossip --dirichlet 0.1 0.1 | dirichlet = 0.1, 0.1: one comes twice
-gossip --dirichlet 0.1 --problem quadratic | dirichlet = 0.1: problem = 'quadratic' says its own, or cannot be
-gossip --dirichlet none 0.1 --problem digits(dirichlet=0.1) | dirichlet = none, 0.1: problem = 'digits(dirichlet=0.1)'
+gossip --split | split: none given; give one or more
+gossip --split 0.1 -1 | split = -1.0: must be above zero
+gossip --split 0.1 0.1 | split = 0.1, 0.1: one comes twice
+gossip --split 0.1 --problem quadratic | split = 0.1: problem = 'quadratic' says its own, or cannot be
+gossip --split none 0.1 --problem digits(split=0.1) | split = none, 0.1: problem = 'digits(split=0.1)'
 compare --methods dpsgd | or run the study gossip
 gossip --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'
 gossip --topology | topology: none given

@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 import scipy.stats
+from edits import with_columns, without_cluster
 
-from asyncsim import Cluster, InputError, Trace, calibrate, recorded, simulate
+from asyncsim import Cluster, InputError, calibrate, recorded, simulate
 from asyncsim.calibration import CalibrationWarning, examine
 from asyncsim.calibration.fitting import FAMILIES, fit, uncensored
 from asyncsim.clusters.laws import (
@@ -42,24 +43,15 @@ SCIPY = {
 }
 
 
-def without_cluster(trace, frame=None):
-    """Return a trace as a recorded one looks."""
-    frame = trace.frame if frame is None else frame
-    return Trace.of(
-        frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present
-    )
-
-
 def stretched(trace, factor, first):
     """Return a trace of which all times after a commit pass so many times more slowly."""
     since = trace.frame["commit_time"].iloc[first]
-    frame = trace.frame.copy()
-    for name in frame:
-        if name.endswith("_time"):
-            frame[name] = frame[name].where(
-                frame[name] <= since, since + factor * (frame[name] - since)
-            )
-    return without_cluster(trace, frame)
+    tables = {name: getattr(trace, name).copy() for name in ("steps", "reads", "messages")}
+    for table in tables.values():
+        for name in table.columns[table.columns.str.endswith("time")]:
+            later = since + factor * (table[name] - since)
+            table[name] = table[name].where(table[name] <= since, later)
+    return dataclasses.replace(without_cluster(trace), **tables)
 
 
 def assert_found(found, what, law):
@@ -143,7 +135,7 @@ UP_AND_DOWN = ("gamma(1, 0.3)", 0.01, ("exponential(0.5)", 0.25))
 )
 def test_a_cluster_is_found_again(cluster, without_columns):
     trace = simulate(cluster, 2_000, seed=3)
-    found = examine(without_cluster(trace, trace.frame.assign(**without_columns)))
+    found = examine(without_cluster(with_columns(trace, **without_columns)))
     for what, law in (("latency up", cluster.latency_up), ("latency down", cluster.latency_down)):
         assert_found(found, what, law)
     assert_found(found, "service", cluster.service)
@@ -203,7 +195,7 @@ def test_requests_to_read_carry_no_parameters():
 
 def test_a_known_way_up_is_taken_out():
     trace = simulate(Cluster(4, "gamma(1, 0.3)", 0.01, (0.5, 0.25)), 2_000, seed=0)
-    silent = without_cluster(trace, trace.frame.assign(send_time=np.nan))
+    silent = without_cluster(with_columns(trace, send_time=np.nan))
     assert calibrate(silent).compute.mean == pytest.approx(1.5, rel=0.02)
     known = calibrate(silent, latency_up=0.5)
     assert calibrate(trace, latency_up=0.5) == known
@@ -359,18 +351,18 @@ GOOD = simulate(Cluster(3, "gamma(1, 0.3)", "exponential(0.2)", window=2), 200, 
 
 
 def shifted(name, row, by):
-    frame = GOOD.frame.copy()
-    frame.loc[row, name] += by
-    return without_cluster(GOOD, frame)
+    values = GOOD.frame[name].copy()
+    values[row] += by
+    return without_cluster(with_columns(GOOD, **{name: values}))
 
 
 def test_a_server_of_several_threads_is_refused():
     """Every service of the second kind begins while another is under way."""
-    frame = GOOD.frame.assign(serve_time=GOOD.frame["arrive_time"])
+    threads = with_columns(GOOD, serve_time=GOOD.frame["arrive_time"])
     with pytest.raises(
         InputError, match=r"services begin before the one before has ended, .* serves one at a time"
     ):
-        calibrate(without_cluster(GOOD, frame))
+        calibrate(without_cluster(threads))
 
 
 def test_workers_that_die_and_never_come_back_are_refused():

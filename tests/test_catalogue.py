@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 
+import edits
 import formulas
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,6 @@ from asyncsim import (
     Exponential,
     Gamma,
     InputError,
-    Trace,
     methods,
     prescribed,
     problems,
@@ -59,13 +59,7 @@ def with_versions(trace, version):
     """The same visits with other versions; all reads, made after the reader's commit, see what
     there is by then.
     """
-    frame = trace.frame.copy()
-    after = np.r_[0, version]
-    frame["read_version"] = after[frame["read_version"]]
-    frame["push_version"] = after[frame["push_version"]]
-    frame["version"] = version
-    frame["staleness"] = after[:-1] - frame["read_version"]
-    return Trace.of(frame, trace.source)
+    return edits.with_versions(trace, np.r_[0, version])
 
 
 @functools.cache
@@ -594,7 +588,7 @@ def two_quadratics(noise):
         ),
         train={"centre": np.array([0.0, 4.0])},
         batch_size=1,
-        sharded=True,
+        split="even",
     )
 
 

@@ -1,34 +1,22 @@
 """Recordings in which workers died and came back: their calibration, and what it predicts."""
 
-import dataclasses
-
 import numpy as np
-import pandas as pd
 import pytest
+from edits import without_cluster
 
-from asyncsim import Cluster, Trace, calibrate, failures, simulate
+from asyncsim import Cluster, calibrate, failures, simulate
 from asyncsim.calibration import examine
 from asyncsim.calibration.prediction import LOST, predict
-from asyncsim.traces.columns import COLUMNS, OUTCOMES
 from asyncsim.traces.durations import deaths
 
 CRASH = failures.crash(every="exponential(20)", lasts="gamma(6, 0.3)")
 CLUSTER = Cluster(4, "gamma(0.5, 0.3)", 0.01, failures=[CRASH])
 
 
-def as_recorded(trace):
-    """Return a simulated trace with the columns of a recording, which knows of no spells."""
-    frame = trace.frame[list(COLUMNS)]
-    frame = frame.assign(outcome=pd.Categorical(frame["outcome"].astype(str), OUTCOMES))
-    return Trace.of(
-        frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present
-    )
-
-
 def test_rows_tell_of_deaths_what_spells_do():
     trace = simulate(CLUSTER, 2_000, seed=2)
     crashes = trace.spells[trace.spells["kind"] == "crash"]
-    told, found = deaths(trace), deaths(as_recorded(trace))
+    told, found = deaths(trace), deaths(without_cluster(trace))
     end = trace.frame["commit_time"].max()
     absent = np.minimum(crashes["end"].fillna(np.inf), end) - crashes["begin"]
     assert told.between.sum() == pytest.approx(4 * end - absent.sum())
@@ -45,13 +33,13 @@ def test_rows_tell_of_deaths_what_spells_do():
 @pytest.mark.parametrize("recorded", [True, False])
 def test_deaths_are_calibrated_and_predicted(recorded):
     trace = simulate(CLUSTER, 4_000, seed=1)
-    found = examine(as_recorded(trace) if recorded else trace)
+    found = examine(without_cluster(trace) if recorded else trace)
     (crash,) = found.cluster.failures
     deaths_ = int(found.table.set_index("what").loc["time to a death", "samples"])
     assert deaths_ > 60 and crash.every.mean == pytest.approx(20, rel=3 / deaths_**0.5)
     assert crash.lasts.mean == pytest.approx(6, rel=3 * 0.3 / deaths_**0.5)
     assert found.cluster.compute.mean == pytest.approx(0.5, rel=0.02)
-    prediction = predict(as_recorded(trace) if recorded else trace, runs=39)
+    prediction = predict(without_cluster(trace) if recorded else trace, runs=39)
     rows = prediction.table.set_index("quantity")
     assert rows.loc["throughput (commits/s)", "within"] and rows.loc[LOST, "within"]
     assert 0 < rows.loc[LOST, "low"] < rows.loc[LOST, "measured"]
@@ -65,7 +53,7 @@ def _mean_and_throughput(law, every, commits, seeds, recorded=False):
     for seed in range(seeds):
         crash = failures.crash(every=f"exponential({every})", lasts="exponential(1)")
         trace = simulate(Cluster(8, law, 0.001, failures=[crash]), commits, seed)
-        cluster = calibrate(as_recorded(trace) if recorded else trace, per_worker=False)
+        cluster = calibrate(without_cluster(trace) if recorded else trace, per_worker=False)
         predicted = simulate(cluster, commits, seed + 100).summary()["throughput"]
         ratios.append((cluster.compute.mean, predicted / trace.summary()["throughput"]))
     return np.mean(ratios, axis=0)

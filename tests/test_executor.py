@@ -215,9 +215,7 @@ def test_only_replays_that_keep_one_core_busy_are_computed_at_once(monkeypatch):
     assert replays_at_once(small, 10_000) == 1
     assert replays_at_once(PROBLEMS["digits"](hidden=[1000, 100]), 10) == 1
     assert replays_at_once(PROBLEMS["quadratic"](curvature=[1.0], noise=0.0), 10) == 1
-    monkeypatch.setattr(
-        tuning, "default_devices", lambda parameters: [SimpleNamespace(platform="gpu")]
-    )
+    monkeypatch.setattr(tuning, "default_device", lambda: SimpleNamespace(platform="gpu"))
     assert replays_at_once(small, 10) == 1
 
 

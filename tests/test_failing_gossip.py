@@ -4,7 +4,6 @@ as plain loops.
 
 import dataclasses
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 import asyncsim
 from asyncsim import (
     Cluster,
-    InputError,
     failures,
     methods,
     problems,
@@ -261,30 +259,6 @@ def test_another_failure_changes_nobody_elses_times(policy="handshake()"):
     assert spells[0].tolist() == spells[1].tolist()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda frame: frame.assign(incarnation=0), "read_version of row"),
-        (
-            lambda frame: frame.assign(outcome=frame["outcome"].replace("cancelled", "lost")),
-            "must be 'applied'",
-        ),
-        (lambda frame: frame.assign(kept=1.0), "of which more, or less, than all"),
-    ],
-)
-def test_contradictory_traces_are_refused(change, message):
-    trace = simulate(
-        Cluster(
-            3, 1.0, topology="ring()", policy="neighbours()", failures=["crash(2, 3, workers=2)"]
-        ),
-        20,
-    )
-    with pytest.raises(InputError, match=message):
-        asyncsim.Trace.of(
-            change(trace.frame), trace.source, trace.open_reads, in_flight=trace.in_flight
-        )
-
-
 # Replays.
 
 FAILURES = [
@@ -348,29 +322,15 @@ def test_replays_are_plain_loops(name, attack, form, float64):
     )
 
 
-def test_several_devices_are_plain_loops(float64):
-    make, trace = case_of("dpsgd")
-    problem = problems.quadratic(CURVATURE, start=START)
-    running = Replay(trace, make(RATE), problem, precision="float64", devices=jax.devices()[:2])
-    running.advance(len(trace.accepted))
-    np.testing.assert_allclose(
-        running.state.central, loop_of(trace, make(RATE)).central[-1], rtol=0, atol=1e-12
-    )
-
-
 def test_evaluations_are_of_the_living(float64, attack=FLIP):
     make, trace = case_of("dpsgd")
     loop = loop_of(trace, make(RATE), attack)
     problem = problems.quadratic(CURVATURE, start=START)
-    run = replay(
-        trace, make(RATE), problem, precision="float64", evaluate_replicas=True, attack=attack
-    )
+    run = replay(trace, make(RATE), problem, precision="float64", attack=attack)
     last, living = run.evaluations.iloc[-1], loop.x[loop.living & loop.honest]
     assert not loop.living.all()
     distance = np.mean(np.sum((living - loop.central[-1]) ** 2, 1))
     assert last["consensus_distance"] == pytest.approx(distance, rel=1e-9)
-    losses = 0.5 * (CURVATURE * living**2).sum(1)
-    assert last["train_loss_worst"] == pytest.approx(losses.max(), rel=1e-9)
     rates = {"learning_rate": [0.02, RATE], "attack": attack}
     members = replay_ensemble(
         trace, make, problem, seeds=[0], batched=True, precision="float64", **rates

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate, study
+from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate, study
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     curve_of,
@@ -25,10 +25,9 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.methods import METHODS
 from asyncsim.pages import command
-from asyncsim.study import finished
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
-from asyncsim.traces.columns import OUTCOMES, Source
+from asyncsim.traces.columns import Source
 
 figures = figures_of("staleness")
 
@@ -39,32 +38,16 @@ FIGURES = ("staleness", "loss", "energy", "queue")
 def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int = 0) -> Trace:
     """Workers in turn, a commit every half second, served for 0.1 s after waiting for 0.1 s."""
     commit = np.arange(ROWS)
-    read_version = np.maximum(commit - workers + 1, 0)
-    commit_time = 0.5 * (commit + 1) + seed / 100
-    read_time = np.where(commit < workers, 0.0, commit_time - 0.5 * workers)
-    frame = pd.DataFrame(
-        {
-            "commit": commit,
-            "worker": commit % workers,
-            "job": commit // workers,
-            "local_steps": 1,
-            "read_version": read_version,
-            "read_arrive_time": np.maximum(read_time - 0.2, 0),
-            "read_serve_time": np.maximum(read_time - 0.1, 0),
-            "read_time": read_time,
-            "start_time": read_time,
-            "send_time": np.nan,
-            "push_version": commit,
-            "push_time": commit_time,
-            "arrive_time": commit_time - 0.2,
-            "serve_time": commit_time - 0.1,
-            "commit_time": commit_time,
-            "staleness": commit - read_version,
-            "version": commit + 1,
-            "outcome": pd.Categorical(["applied"] * ROWS, OUTCOMES),
-        }
-    )
-    return Trace.of(frame, Source(workers=workers, protocol="exchange", seed=seed, cluster=cluster))
+    worker, commit_time = commit % workers, 0.5 * (commit + 1) + seed / 100
+    visits = {
+        "worker": worker,
+        "start_time": np.where(commit < workers, 0.0, commit_time[commit - workers]),
+        "arrive_time": commit_time - 0.2,
+        "serve_time": commit_time - 0.1,
+        "commit_time": commit_time,
+    }
+    source = Source(workers=workers, protocol="exchange", seed=seed, cluster=cluster)
+    return dataclasses.replace(recorded(visits), source=source)
 
 
 def hand_made_run(trace: Trace, method: str, diverged_at: int | None = None) -> Run:
@@ -209,7 +192,7 @@ def test_prescribed_and_recorded_traces_are_drawn_without_a_cluster(tmp_path):
 def test_methods_with_timings_of_their_own_get_a_histogram_each(tmp_path):
     cluster = Cluster(WORKERS, "gamma(1, 0.2)")
     other = dataclasses.replace(cluster, protocol="read_then_write")
-    paper = Trace.of((trace := simulate(other, ROWS)).frame, dataclasses.replace(trace.source))
+    paper = simulate(other, ROWS)
     folder = write_results(tmp_path, {"downpour": [hand_made_trace(cluster)], "gem": [paper]})
     figure = figures.staleness(figures.read(folder))
     assert [axes.get_title().partition(":")[0] for axes in figure.axes] == ["DOWNPOUR", "GEM"]
@@ -266,8 +249,8 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
     for arguments, message in [
         (
             [nothing],
-            f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, "
-            "momentum, lsgd, ringmaster_lmo",
+            f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, lsgd, "
+            "ringmaster_lmo",
         ),
         (
             ["gam"],
@@ -305,36 +288,6 @@ def test_the_folder_of_another_study_is_refused(results, tmp_path, name="real"):
     ):
         module.draw(folder)
     assert sorted(folder.iterdir()) == before
-
-
-def test_bars_of_time_name_the_parts_that_are_drawn(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"study": "failures"}))
-    cells = {"workers": 2, "policy": "barrier", "deaths": [0.0, 20.0]}
-    runs = cells | {"method": "gem", "status": "finished", "run_folder": "", "seed": 0}
-    pd.DataFrame(runs).to_csv(tmp_path / "summary.csv", index=False)
-    failures = figures_of("failures")
-    parts = {
-        "counted_share": [0.9, 0.6],
-        "lost_to_waiting": [0.1, 0.1],
-        "lost_to_failed": [0.0, 0.3],
-    }
-    unused = dict.fromkeys(("lost_to_sending", "lost_to_discarded", "lost_to_restoring"), 0.0)
-    table = pd.DataFrame({**cells, "throughput": [2.0, 1.0], **parts, **unused})
-    table.to_csv(tmp_path / "goodput.csv", index=False)
-    figure = failures.goodput(finished.read(tmp_path, "failures"))
-    named = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert named == ["gradients that counted", "waiting", "failed"]
-    (axes,) = figure.axes
-    np.testing.assert_allclose(
-        [bar.get_width() for bar in axes.patches], np.ravel(list(parts.values()))
-    )
-    assert [text.get_text() for text in axes.texts] == ["2.00 commits/s", "1.00 commits/s"]
-    beside = table.assign(policy="asynchronous", counted_share=[0.9, 0.995])
-    pd.concat([table, beside]).to_csv(tmp_path / "goodput.csv", index=False)
-    assert failures.goodput(finished.read(tmp_path, "failures")).get_label() == (
-        "With 20 deaths of a worker per hour, 99.5% of the workers' time counts under "
-        "asynchronous, 60% under barrier."
-    )
 
 
 def test_looks_are_stable_and_distinct():
@@ -650,42 +603,8 @@ def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
         assert drawn(look.LiteralFigure, name) == drawn(Figure, name)
 
 
-def test_figures_of_ringmaster_lmo(tmp_path):
-    """A panel for each kind of steps, a curve for each limit at its best rate; and the command that
-    makes the results.
-    """
+def test_the_command_of_ringmaster_lmo_makes_its_runs():
     paper = figures_of("ringmaster_lmo")
     command_line = paper.PAPER.studies["lmo"].options
     _, config = study.configure("compare", shlex.split(command_line))
     assert len(config.at().make_methods()) == 10 and config.tune == paper.RATES
-    hand_made_run(hand_made_trace(None), "ringmaster").save(tmp_path / "run")
-    rows = [
-        {
-            "method": f"{name}(policy=cancel_stale({limit}))",
-            "method.policy": f"cancel_stale(limit={limit}, count=1)",
-            "method.learning_rate": rate,
-            "train_loss": loss,
-            "simulated_seconds": 5.0,
-            "seed": 0,
-            "run_folder": "run",
-            "trace_file": "none",
-        }
-        for name in ("ringmaster_lmo", "ringmaster")
-        for limit in (1, 8)
-        for rate, loss in ((0.04, 0.5 / limit), (0.2, 0.1 * limit), (1.0, np.inf))
-    ]
-    results = finished.Finished(
-        tmp_path, {"study": "compare", "problem": "digits", "workers": 8}, pd.DataFrame(rows)
-    )
-    figure = paper.loss(results)
-    labels = [[line.get_label() for line in axes.lines] for axes in figure.axes]
-    assert labels == [["R = 1, \u03b3 = 0.2", "R = 8, \u03b3 = 0.04"]] * 2
-    figure = paper.grid(results)
-    assert [axes.get_title() for axes in figure.axes] == [
-        "Muon (Ringmaster LMO)",
-        "plain (Ringmaster)",
-    ]
-    assert figure.axes[0].lines[1].get_ydata().tolist() == [0.0625, 0.8, np.inf]
-    results = results._replace(summary=results.summary.assign(method="gem"))
-    with pytest.raises(InputError, match="has no runs of ringmaster_lmo; make"):
-        paper.grid(results)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import Run, Trace, simulate, study
+from asyncsim import Run, study
 from asyncsim.study.finished import Finished, read
 
 limits = study.load("stability")
@@ -28,28 +28,13 @@ TINY = {
         "--workers 2 --learning-rate 0.1 --steps 4 --methods downpour --no-limits",
         "learning_rate workers",
     ),
-    "kappa": ("--workers 2 --methods gem(kappa=[1,2]) --steps 20 --diagnose-every 1", "workers"),
-    "misspecification": ("--workers 2 --learning-rate 0.1 --steps 4", "learning_rate workers"),
-    "speedup": ("--workers 1 2 --methods downpour --seconds 1", "workers batch_size compute"),
-    "generalization": ("--workers 2 --steps 4 --problem digits --batch-size 4", "workers"),
-    "queue": ("--workers 4 --service 0.5 --methods downpour --steps 10", "discipline workers"),
     "forensics": (
         "--workers 2 3 --fitted 2 --service 0 --cv 0.2 --learning-rate 0.1 0.03 --hidden 0 0.2 0.1 "
         "--problem quadratic(noise=0) --steps 60 --methods downpour",
         "service cv learning_rate workers",
     ),
-    "leaders": (
-        "--workers 2 --window 2 --gradients 8 --learning-rate 0.1 --methods lsgd",
-        "workers window learning_rate",
-    ),
-    "failures": (
-        "--workers 3 --steps 30 --deaths 0 200 --policy asynchronous barrier --methods downpour",
-        "deaths policy workers",
-    ),
 }
 OWN_TABLES = {
-    "speedup": {"speedup.csv"},
-    "queue": {"ranks.csv"},
     "forensics": {"fit.csv", "target.csv"},
 }
 
@@ -103,72 +88,6 @@ def test_study_runs_and_is_resumed(told, name, lenient):
     assert written() == before
 
 
-def check_kappa(results):
-    # GEM's own median of pi, over the last tenth of the commits.
-    assert results.summary["method"].tolist() == ["gem(kappa=1)", "gem(kappa=2)"]
-    kappas = results.summary["method.kappa"]
-    for row, kappa, run in zip(results.summary.itertuples(), kappas, results.runs(), strict=True):
-        shown = run.diagnostics
-        late = shown[
-            (shown["quantity"] == "pi") & (shown["tensor"] == "") & (shown["quantile"] == 0.5)
-        ]
-        late = late[late["commit"] >= 36]
-        assert row.median_pi == pytest.approx(late["value"].mean(), rel=1e-12) and len(late) >= 1
-        assert run.config["hyperparameters"]["kappa"] == kappa
-
-
-def check_misspecification(results):
-    found = set(zip(results.summary["method"], results.summary["workers"], strict=True))
-    assert found == {("sgd", 1), ("gem", 2), ("downpour", 2)}
-    steps = [
-        len(run.commits) / n
-        for run, n in zip(results.runs(), results.summary["workers"], strict=True)
-    ]
-    assert steps == [4, 4, 4]
-
-
-def check_speedup(results):
-    assert list(results.summary["batch_size"]) == [256, 128]
-    assert list(results.summary["compute"]) == [
-        "gamma(mean=0.1, cv=0.2)",
-        "gamma(mean=0.05, cv=0.2)",
-    ]
-    # Both end within one step of a worker (5 standard deviations) of the second that they are
-    # given.
-    ends = [run.commits["commit_time"].iloc[-1] for run in results.runs()]
-    assert all(1 - 0.1 * (1 + 5 * 0.2) <= end <= 1 for end in ends)
-    table = results.table("speedup.csv")
-    assert list(table["workers"]) == [1, 2] and list(table["reached"]) == [
-        0,
-        1,
-    ]  # the second only reaches 0.3
-    assert np.isinf(table["time_to_target"][0]) and 0 < table["time_to_target"][1] < 1
-    assert np.isnan(table["speedup"][0]) and table["speedup"][1] == 1.0
-
-
-def check_queue(results):
-    ranks = pd.read_csv(results.folder / "ranks.csv")
-    assert list(ranks["worker"]) == [0, 1, 2, 3] * 2
-    shares = ranks.groupby("discipline")["share"]
-    assert shares.sum().tolist() == pytest.approx([1, 1])
-    # Four workers of demand 0.5/1.5 each: the queue is never empty for long, and the last rank
-    # waits behind all others.
-    assert ranks.loc[ranks["discipline"] == "fifo", "share"].min() >= 0.2
-    lowest = ranks[ranks["discipline"] == "lowest_rank"].set_index("worker")["share"]
-    assert lowest[3] < 0.2 < lowest[0]
-    # The table is that of all commits of the traces.
-    for row in results.summary.itertuples():
-        of_worker = Trace.load(results.folder / row.trace_file).frame.groupby("worker")["staleness"]
-        found = ranks[ranks["discipline"] == row.discipline].set_index("worker")
-        assert (
-            found["commits"].sum() == 40
-            and found["commits"].to_dict() == {3: 0} | of_worker.size().to_dict()
-        )
-        assert found["staleness_mean"].dropna().tolist() == pytest.approx(
-            of_worker.mean().tolist(), rel=1e-12
-        )
-
-
 def check_forensics(results):
     # Without noise nothing but the rate sets the curves apart, and that of the hidden cluster is
     # found again.
@@ -188,10 +107,6 @@ def check_forensics(results):
 
 
 CHECKS = {
-    "kappa": check_kappa,
-    "misspecification": check_misspecification,
-    "speedup": check_speedup,
-    "queue": check_queue,
     "forensics": check_forensics,
 }
 
@@ -213,11 +128,6 @@ def test_scales_are_valid_and_chosen_by_name(name):
     assert small == module.Config() and small.problem == "digits" != paper.problem
 
 
-NO_BATCHES = (
-    "quadratic has no minibatches: the noise of gradients does not depend on the workers, and "
-    "--effective-batch only "
-    "restricts their number"
-)
 ELASTIC = """from asyncsim import methods
 
 def elastic(learning_rate=0.05, alpha=0.1):
@@ -247,17 +157,6 @@ def elastic(learning_rate=0.05, alpha=0.1):
             "--diagnose-every 0 --diagnose-energy",
             ["--diagnose-energy changes nothing with --diagnose-every 0"],
         ),
-        (
-            "generalization",
-            "--problem digits --epochs 7 --steps 5",
-            ["--epochs changes nothing beside --steps"],
-        ),
-        (
-            "speedup",
-            "--problem digits --steps 5 --seconds 3",
-            ["--seconds changes nothing beside --steps"],
-        ),
-        ("speedup", "--effective-batch 64", [NO_BATCHES]),
     ],
 )
 def test_options_that_change_nothing_are_said_aloud(told, monkeypatch, name, options, notes):
@@ -385,19 +284,6 @@ def test_interrupted_limits_keep_the_grid(told, monkeypatch):
 # Parts
 
 
-def test_steps_of_some_seconds_are_of_what_the_server_takes_up():
-    """Also under a policy that throws messages away; what is left of the time is less than a step
-    of each worker.
-    """
-    speedup = study.load("speedup")
-    options = {"service": "constant(0.01)", "policy": "discard_stale(2)", "problem": "quadratic"}
-    (cell,) = speedup.sweep(speedup.Config(**options), [{"workers": 8}])
-    found = speedup._with_duration(cell, 5.0)
-    times = simulate(cell.cluster, found.config.commits + 8).accepted.frame["commit_time"]
-    assert times[found.config.commits - 1] <= 5 < times.iloc[-1]
-    assert not simulate(cell.cluster, found.config.commits).frame["outcome"].isin(["applied"]).all()
-
-
 def test_epochs_are_passes_through_the_data():
     module = study.load("generalization")
     problem = SimpleNamespace(name="digits", batch_size=32, examples=1437)
@@ -405,8 +291,8 @@ def test_epochs_are_passes_through_the_data():
         cluster=SimpleNamespace(workers=10, windows=(1,) * 10), config=module.Config().at(steps=1)
     )
     changed = {}
-    stub = SimpleNamespace(**vars(cell), problem=problem, with_options=changed.update)
-    module._of_epochs(stub, 30)
+    stub = SimpleNamespace(**vars(cell), problem=problem, with_options=lambda **new: changed | new)
+    changed = module.Config(epochs=30).with_length(stub)
     assert changed == {"steps": 135, "evaluate_every": 4} and round(30 * 1437 / 320) == 135
 
 

@@ -5,7 +5,6 @@ import functools
 import jax
 import numpy as np
 import optax
-import pandas as pd
 import pytest
 from gossip_loop import Loop
 from jax.flatten_util import ravel_pytree
@@ -124,15 +123,6 @@ def test_replays_are_plain_loops(name, form):
         np.testing.assert_allclose(running.state.workers.method.weight, loop.w, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["SGP, nobody waits"])
-def test_several_devices_are_plain_loops(name):
-    method, trace = case_of(name)
-    running = replayed(method, trace, devices=jax.devices()[:2])
-    np.testing.assert_allclose(
-        replicas(running)[:9], Loop(trace, method, CURVATURE, START, RATE).x, rtol=0, atol=1e-12
-    )
-
-
 def forced_loop(running, every, momentum):
     """Go through events as `loop` does, on a problem's data and with momentum; only gradients are
     not NumPy's.
@@ -199,7 +189,7 @@ def test_on_digits_teacher_forced(name, momentum, window):
     make, topology, policy, own = CASES[name]
     method = make(optimizer=optax.sgd(RATE, momentum)) if momentum else make(RATE)
     trace = simulated(topology, policy, **{"workers": 5, **own}, commits=200, window=window)
-    problem = problems.digits(batch_size=4, hidden=(8,), dirichlet=0.5)
+    problem = problems.digits(batch_size=4, hidden=(8,), split=0.5)
     running = Replay(trace, method, problem, precision="float64", stops=np.arange(50, 201, 50))
     assert max(forced_loop(running, 50, momentum)) < 1e-12
 
@@ -218,7 +208,7 @@ def test_the_fixed_point_of_dpsgd_on_a_quadratic():
         lambda params, batch, key: 0.5 * curvature * jax.numpy.sum((params["x"] - batch["b"]) ** 2),
         train={"b": optimum},
         batch_size=1,
-        sharded=True,
+        split="even",
         name="own_optima",
     )
     trace = simulated(
@@ -269,33 +259,16 @@ def test_one_worker_is_sgd():
     "name",
     ["SGP, nobody waits"],
 )
-def test_replicas_are_evaluated_and_saved(name, tmp_path):
+def test_replicas_are_saved(name, tmp_path):
     method, trace = case_of(name, workers=5, commits=60)
-    problem = problems.digits(batch_size=4, hidden=(8,), dirichlet=0.3)
-    run = replay(
-        trace,
-        method,
-        problem,
-        precision="float64",
-        evaluate_every=6,
-        evaluate_replicas=True,
-        progress=False,
-    )
-    accuracies = []
-    for worker in range(5):
-        one = jax.tree.map(lambda leaf, worker=worker: leaf[worker], run.replicas)
-        values = problem.evaluate(one, None, as_data(problem.test, jax.numpy.float64))
-        accuracies.append(float(values["accuracy"]))
-    found = run.evaluations.iloc[-1][["test_accuracy_best", "test_accuracy_worst"]]
-    assert found.tolist() == pytest.approx([max(accuracies), min(accuracies)], rel=1e-6)
+    problem = problems.digits(batch_size=4, hidden=(8,), split=0.3)
+    run = replay(trace, method, problem, precision="float64", evaluate_every=6, progress=False)
     loaded = Run.load(run.save(tmp_path / "run"))
     for one, other in zip(
         jax.tree.leaves(loaded.replicas), jax.tree.leaves(run.replicas), strict=True
     ):
         np.testing.assert_array_equal(one, other)
     assert jax.tree.structure(loaded.replicas) == jax.tree.structure(loaded.params)
-    plain = replay(trace, method, problem, precision="float64", evaluate_every=6, progress=False)
-    pd.testing.assert_frame_equal(plain.evaluations, run.evaluations[plain.evaluations.columns])
     (tmp_path / "run" / "replicas.npz").write_bytes(b"")
     with pytest.raises(InputError, match=r"replicas\.npz is not as it was written"):
         Run.load(tmp_path / "run")
@@ -325,7 +298,7 @@ def test_states_of_workers_that_meet_name_their_replica():
     )
     with pytest.raises(
         InputError,
-        match=r"init_worker\(central\) returned the worker's state.* replica=lambda state",
+        match=r"the worker's state carries its replica, .* replica=lambda state",
     ):
         replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
 

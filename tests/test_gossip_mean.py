@@ -120,7 +120,7 @@ def own_targets():
         loss,
         train={"label": TARGETS.astype(np.int32)},
         batch_size=1,
-        sharded=True,
+        split="even",
         name="own_targets",
     )
 
@@ -208,12 +208,7 @@ def test_evaluations_are_of_that_mean_and_of_honest_replicas(name, attack):
     trace = trace_of(*where)
     loop = loop_of(name, attack)
     replicas = loop.points if loop.kind == "sgp" else loop.x
-    options = {
-        "precision": "float64",
-        "attack": attack,
-        "evaluate_replicas": True,
-        "progress": False,
-    }
+    options = {"precision": "float64", "attack": attack, "progress": False}
     run = replay(trace, method, own_targets(), **options)
     assert_close(run.params["x"], loop.central[-1])
     # Those of Byzantine workers too: what they send does not change their own.
@@ -226,9 +221,6 @@ def test_evaluations_are_of_that_mean_and_of_honest_replicas(name, attack):
     assert last["train_loss"] == pytest.approx(loss(loop.central[-1]), rel=1e-9)
     distance = np.mean(np.sum((honest - loop.central[-1]) ** 2, 1))
     assert last["consensus_distance"] == pytest.approx(distance, rel=1e-9)
-    losses = [loss(x) for x in honest]
-    for which, value in (("best", min(losses)), ("mean", np.mean(losses)), ("worst", max(losses))):
-        assert last[f"train_loss_{which}"] == pytest.approx(value, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -255,16 +247,3 @@ def test_members_of_an_ensemble_have_their_means(name, attack):
     }
     runs = replay_ensemble(trace, make, own_targets(), batched=True, **options)
     assert_close(runs[1].params["x"], loop.central[-1])
-
-
-def test_on_several_devices_it_is_the_same(attack=ALIE):
-    name = "SGP, nobody waits"
-    trace = trace_of(*METHODS[name][1:])
-    options = {
-        "precision": "float64",
-        "attack": attack,
-        "devices": jax.devices()[:2],
-        "progress": False,
-    }
-    run = replay(trace, METHODS[name][0], own_targets(), **options)
-    assert_close(run.params["x"], loop_of(name, attack).central[-1])

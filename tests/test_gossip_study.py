@@ -76,17 +76,16 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
 def test_data_alike_and_split(tmp_path, capsys):
     out = tmp_path / "gossip"
     options = {**SMALL, "tune": (0.4,), "methods": ("sgp", "downpour"), "topology": ("ring()",)}
-    gossip.run(gossip.Config(**options, dirichlet=(0.1, "none"), evaluate_replicas=True, out=out))
+    gossip.run(gossip.Config(**options, split=(0.1, "none"), out=out))
     said, progress = capsys.readouterr()
-    assert "dirichlet none, " in progress and "dirichlet inf" not in progress
-    assert "dirichlet 0.1: " in said and "dirichlet none: " in said
+    assert "split none, " in progress and "split inf" not in progress
+    assert "split 0.1: " in said and "split none: " in said
     finished = read(out, "gossip")
     table = finished.table(gossip.TABLE)
-    assert table["dirichlet"].tolist() == [0.1, 0.1, float("inf"), float("inf")]
-    assert table["test_accuracy_worst"].notna().tolist() == [True, False] * 2
+    assert table["split"].tolist() == [0.1, 0.1, float("inf"), float("inf")]
     for row in table.itertuples():
-        (run,) = finished.runs(dirichlet=row.dirichlet, topology=row.topology, method=row.method)
-        assert run.config["problem_config"].get("dirichlet", float("inf")) == row.dirichlet
+        (run,) = finished.runs(split=row.split, topology=row.topology, method=row.method)
+        assert run.config["problem_config"].get("split", float("inf")) == row.split
         assert run.evaluations["test_accuracy"].iloc[-1] == row.test_accuracy
     assert (out / "gossip.png").exists()
 

@@ -66,19 +66,6 @@ def test_replays_are_the_loop_over_events(name, form):
         assert max(forced_deviation(running, EVERY).values()) < FORCED
 
 
-def test_rows_beyond_the_workers_are_padding(count=1):
-    with jax.enable_x64(True):
-        trace = make_trace(commits=100)
-        replays = [
-            Replay(trace, methods.lsgd(), apart(), precision="float64", devices=jax.devices()[:k])
-            for k in (1, 1 + count)
-        ]
-        for running in replays:
-            running.advance(len(trace))
-        ends = [np.asarray(running.state.central) for running in replays]
-    np.testing.assert_allclose(*ends, rtol=1e-12)
-
-
 @pytest.mark.parametrize("make", [methods.lgd, methods.downpour])
 def test_equal_starts_give_the_same_bytes(make, optimized):
     digits = problems.digits(batch_size=8, hidden=(8,))

@@ -27,8 +27,8 @@ from asyncsim import (
 )
 from asyncsim.methods import METHODS, Visit, add
 from asyncsim.methods.method import OF_MESSAGE
+from asyncsim.replays.programs import on_vectors
 from asyncsim.replays.replay import Replay, replay
-from asyncsim.replays.tensors import on_vectors
 from asyncsim.study.cell import meet
 
 #: Methods without a server, held against their loops in `test_gossip`.
@@ -66,8 +66,7 @@ def one_commit(method, problem, unravel, batch):
 
     def commit(state, visit, key):
         central, server, worker, optimizer_state, memory = state
-        if method.sees_delays:
-            visit = visit._replace(delays=visit.staleness)
+        visit = visit._replace(delays=visit.staleness)
         worker = method.refresh(worker, central) if method.refresh else worker
         start = method.resume(worker, central) if method.resume else central
         at = unravel(start)
@@ -80,8 +79,7 @@ def one_commit(method, problem, unravel, batch):
         message, worker, diagnostics = method.message(
             worker, ravel_pytree(steps)[0], start, central, visit
         )
-        if method.sees_loss:
-            visit = visit._replace(loss=problem.loss(unravel(start), batch, key))
+        visit = visit._replace(loss=problem.loss(unravel(start), batch, key))
         told = (
             [Memories(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), memory))]
             if method.sees_memories

@@ -297,12 +297,12 @@ def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
 def test_a_page_holds_no_infinity(animated, tmp_path):
     shutil.copytree(animated, tmp_path / "mine")
     config = json.loads((tmp_path / "mine" / "config.json").read_text()) | {
-        "dirichlet": [0.1, float("inf")]
+        "split": [0.1, float("inf")]
     }
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
     text = page.write_page(tmp_path / "mine").read_text()
     assert "Infinity]" not in text and data_of(tmp_path / "mine" / "report.html")["config"][
-        "dirichlet"
+        "split"
     ] == [0.1, "inf"]
 
 
@@ -509,7 +509,7 @@ def test_a_hover_on_a_commit_shows_its_read(animated, tmp_path):
 @pytest.mark.full
 def test_a_page_shows_a_run_with_crashes():
     options = ("--workers=3", "--steps=60", "--seeds=1", "--problem=quadratic")
-    further = ("--methods", "downpour", "--policy", "asynchronous", "--deaths", "0", "100")
+    further = ("--methods", "downpour", "--policy", "asynchronous", "--deaths", "100")
     assert study.main(["failures", *options, *further]) == 0
     ((title, _, trace),) = page.two_runs(Path("results/failures"))
-    assert title == "downpour, deaths 100, seed 0" and len(trace.absences)
+    assert title == "downpour, seed 0" and len(trace.absences)

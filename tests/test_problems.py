@@ -385,15 +385,18 @@ def test_mean_in_pieces(examples):
     sharded=st.booleans(),
 )
 def test_an_epoch_is_a_permutation(seed, workers, examples, batch_size, window, sharded):
-    indices = BatchIndices(seed, workers, examples, batch_size, sharded)
-    for worker in range(workers):
-        held = range(worker, examples, workers) if sharded else range(examples)
+    stride = workers if sharded else 1
+    parts = [np.arange(examples)[worker % stride :: stride] for worker in range(workers)]
+    indices = BatchIndices(seed, batch_size, parts)
+    for worker, held in enumerate(parts):
         batches = len(held) // batch_size
         jobs = -(-3 * batches // window)
         rows = indices.rows(np.full(jobs, worker), np.arange(jobs), window)
         assert rows.shape == (jobs, window, batch_size) and rows.dtype == np.int32
         for epoch in rows.reshape(-1, batch_size)[: 3 * batches].reshape(3, -1):
-            assert len(set(epoch.tolist())) == len(epoch) and set(epoch.tolist()) <= set(held)
+            assert len(set(epoch.tolist())) == len(epoch) and set(epoch.tolist()) <= set(
+                held.tolist()
+            )
 
 
 @settings(max_examples=30)
@@ -403,8 +406,8 @@ def test_rows_do_not_depend_on_how_they_are_asked_for(draws):
         st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), min_size=1, max_size=40)
     )
     worker, job = np.array(jobs).T
-    together = BatchIndices(5, 4, 37, 5, sharded=False).rows(worker, job, 3)
-    alone = BatchIndices(5, 4, 37, 5, sharded=False)
+    together, alone = (BatchIndices(5, 5, [np.arange(37)] * 4) for _ in range(2))
+    together = together.rows(worker, job, 3)
     for w, j, rows in zip(worker, job, together, strict=True):
         assert np.array_equal(alone.rows([w], [j], 3)[0], rows)
 
@@ -437,7 +440,7 @@ def test_dirichlet_shards_are_disjoint_complete_and_of_one_size(
 
 
 def test_workers_draw_from_their_dirichlet_shards():
-    problem = digits(dirichlet=0.1, batch_size=8)
+    problem = digits(split=0.1, batch_size=8)
     shards = dirichlet_shards(problem.train["label"], 5, 0.1, 3)
     rows = (
         problem.batch_indices(3, 5)
@@ -446,7 +449,7 @@ def test_workers_draw_from_their_dirichlet_shards():
     )
     for shard, drawn in zip(shards, rows, strict=True):
         assert set(drawn.tolist()) <= set(shard.tolist()) and len(set(drawn.tolist())) == 35 * 8
-    assert problem.config["dirichlet"] == 0.1 and "dirichlet" not in digits().config
+    assert problem.config["split"] == 0.1 and "split" not in digits().config
     assert not np.array_equal(shards[0], dirichlet_shards(problem.train["label"], 5, 0.1, 4)[0])
 
 
@@ -510,16 +513,18 @@ def split_by_class(**options):
 
 def test_a_custom_problem_splits_its_examples():
     parts = [[0, 1, 2, 3, 4], [4, 11]]
-    batches = split_by_class(parts=parts).batch_indices(0, workers=2)
+    batches = split_by_class(split=parts).batch_indices(0, workers=2)
     for worker, part in enumerate(parts):
         drawn = batches.rows([worker] * 2, [0, 1])
         assert set(drawn.flat) <= set(part) and len(set(drawn.flat)) == min(4, len(part))
-    problem = split_by_class(dirichlet=0.1)
+    problem = split_by_class(split=0.1)
     shards = dirichlet_shards(problem.train["label"], 3, 0.1, 5)
     first = problem.batch_indices(5, workers=3).rows([0, 1, 2], [0, 0, 0])
     assert all(set(row.flat) <= set(shard) for row, shard in zip(first, shards, strict=True))
-    assert problem.config["dirichlet"] == 0.1
-    assert split_by_class(parts=parts).config["examples_of_workers"] == [5, 2]
+    assert problem.config["split"] == 0.1
+    assert split_by_class(split=parts).config["split"] == [5, 2]
+    function = split_by_class(split=lambda workers, seed: parts)
+    assert np.array_equal(function.batch_indices(0, 2).rows([1], [0]), batches.rows([1], [0]))
 
 
 def labelled(label):

@@ -19,8 +19,7 @@ from asyncsim.methods import (
     named_optimizer,
 )
 from asyncsim.methods.declared import recipe_of
-from asyncsim.replays.programs import IdentityKey, Keyed, _traced_numbers
-from asyncsim.replays.tensors import on_vectors
+from asyncsim.replays.programs import IdentityKey, Keyed, _traced_numbers, on_vectors
 
 #: Numbers on which the form of a method depends, so that each value has a program.
 CONSTANTS = {

@@ -21,9 +21,9 @@ from asyncsim import Cluster, InputError, problems, simulate
 from asyncsim.base import units
 from asyncsim.byzantine import aggregation
 from asyncsim.clusters import failures, laws, policy, topologies
-from asyncsim.methods.check import check_fields, check_method
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.problems.mnist import mnist_from_arrays
+from asyncsim.replays.check import check_method
 from asyncsim.study.config import StudyConfig
 
 TEXT = Path(__file__).with_name("refusals.txt").read_text()
@@ -52,7 +52,7 @@ NAMES |= {
 }
 for function in (
     *(asyncsim.replay_ensemble, mnist_from_arrays, cifar10_from_arrays, StudyConfig),
-    *(asyncsim.methods.add, asyncsim.methods.Applied, check_fields, check_method),
+    *(asyncsim.methods.add, asyncsim.methods.Applied, check_method),
 ):
     NAMES[function.__name__] = function
 NAMES["TRACE"] = simulate(Cluster(3, 1.0), 60)

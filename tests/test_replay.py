@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from cases import FORCED, make_method, make_problem, make_trace, stateful_problem
+from edits import with_columns
 from event_loop import RECORDED, EventLoop, deviation
 
 import asyncsim.replays.plan
 from asyncsim import (
     InputError,
-    Trace,
     methods,
     prescribed,
     problems,
@@ -288,7 +288,7 @@ def test_test_data_that_are_not_finite_are_no_divergence(batched, value=np.inf):
 )
 def test_traces_that_a_replay_does_not_know(change, message):
     trace = make_trace(window=2, commits=50)
-    changed = Trace.of(trace.frame.assign(**change), trace.source)
+    changed = with_columns(trace, **change)
     with pytest.raises(InputError, match=message):
         replay(changed, methods.downpour(), make_problem("quadratic"))
 

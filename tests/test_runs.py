@@ -378,9 +378,9 @@ def test_only_runs_that_differ_in_the_seed_are_a_line():
         "DOWNPOUR (compute=constant(value=1))",
         "DOWNPOUR (compute=uniform(low=1, high=2))",
     ]
-    split = [run(dirichlet=None), *(run(seed, dirichlet=0.1) for seed in (1, 2))]
+    split = [run(split=None), *(run(seed, split=0.1) for seed in (1, 2))]
     assert lines(*split, labels=["mine"] * 3, title="data") == (
-        ["mine(dirichlet=None)", "mine(dirichlet=0.1)"],
+        ["mine(split=None)", "mine(split=0.1)"],
         "data; mean and range of 1 to 2 seeds",
     )
     labels, title = lines(first, run(commits=12), run())

@@ -274,47 +274,6 @@ def test_the_summary_is_of_parts(trace):
     assert trace.queue()["in_system"].max() <= 4 * 5
 
 
-@pytest.mark.parametrize(
-    ("row", "column", "value", "message"),
-    [
-        (3, "shard", 4, r"shard of row 3 is 4; it must be from 0 to 3"),
-        (3, "version", 7, r"version of row 3 is 7; it must be the shard's version before"),
-        (3, "staleness", 7, r"staleness of row 3 is 7; it must count the versions"),
-        (
-            3,
-            "read_version",
-            99,
-            r"read_version of row 3 is 99; it must be a version that there was",
-        ),
-        (3, "commit", 2, r"parts: [35] are of row . of frame; with servers = 4 each row has 4"),
-        (
-            -1,
-            "commit_time",
-            1e9,
-            r"commit_time of row \d+ is 1000000000\.0; it must be that of the message's row",
-        ),
-    ],
-)
-def test_parts_that_cannot_be_are_refused(row, column, value, message):
-    trace = simulate(Cluster(5, "gamma(1, 0.5)", "exponential(0.3)", servers=4), 120)
-    parts = trace.parts.copy()
-    parts.loc[row % len(parts), column] = value
-    with pytest.raises(InputError, match=message):
-        Trace.of(trace.frame, trace.source, trace.open_reads, parts=parts)
-
-
-def test_a_trace_of_one_server_has_no_parts():
-    several, one = (simulate(Cluster(2, 1.0, servers=servers), 4) for servers in (2, 1))
-    with pytest.raises(
-        InputError, match="parts: 2 are of row 0 of frame; with servers = 1 each row has 0"
-    ):
-        Trace.of(one.frame, one.source, one.open_reads, parts=several.parts)
-    with pytest.raises(
-        InputError, match="parts: 0 are of row 0 of frame; with servers = 2 each row has 2"
-    ):
-        Trace.of(several.frame, several.source, several.open_reads, parts=several.parts.head(0))
-
-
 def test_theory_of_several_servers():
     """Rates are bounds where parts differ; staleness is that of each shard."""
     alike = Cluster(4, "gamma(1, 0.5)", 0.0, 0.1, servers=3)

@@ -41,14 +41,7 @@ from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 from asyncsim.study.cell import meet
 
-#: Form and number of devices; three divide neither the commits of a piece nor the parameters
-#: evenly.
-FORMS = {
-    "single": ("single", 1),
-    "batch": ("batch", 1),
-    "two devices": ("batch", 2),
-    "three devices": ("batch", 3),
-}
+FORMS = ("single", "batch")
 KINDS = ("server", "torn", "prescribed", "failures")
 BROKEN = [
     failures.crash("exponential(12)", "exponential(4)", detect=1.0),
@@ -239,7 +232,7 @@ def assert_the_loop(combination):
     """Replay a combination in its form: the method is made anew, so that nothing is compiled for it
     yet.
     """
-    trace, (form, count) = combination.trace, FORMS[combination.form]
+    trace, form = combination.trace, combination.form
     commits = len(trace.accepted)
     stops = np.r_[EVERY:commits:EVERY, commits]
     # A method that waits for a version does not move without one, and no deviation is relative to
@@ -250,7 +243,7 @@ def assert_the_loop(combination):
         "record": [recorders.energy(tensors=2 * combination.looks), *looks],
         "precision": "float64",
     }
-    options |= {"stops": stops, "form": form, "devices": jax.devices()[:count]}
+    options |= {"stops": stops, "form": form}
     # Batches of the sizes that accelerators have.
     with mock.patch.object(tuning, "_CPU", tuning._ACCELERATOR), np.errstate(invalid="raise"):
         running = Replay(

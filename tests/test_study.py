@@ -176,7 +176,7 @@ def test_switches_can_be_said_either_way():
         ("throughput", "--workers 10,100", "workers", (10, 100)),
         ("throughput", "--workers=10,100", "workers", (10, 100)),
         ("throughput", "--workers 10 100", "workers", (10, 100)),
-        ("best_momentum", "--server-momentum -0.5,0.5,1e-3", "server_momentum", (-0.5, 0.5, 1e-3)),
+        ("delays", "--server-momentum -0.5,0.5,1e-3", "server_momentum", (-0.5, 0.5, 1e-3)),
         ("staleness", "--compute gamma(1,0.2)", "compute", "gamma(1,0.2)"),
     ],
 )
@@ -205,8 +205,8 @@ def test_an_empty_path_is_not_the_working_folder(told, tmp_path, name, option):
 def test_none_in_any_case_stands_for_no_value():
     _, config = study.configure("plan", ["--tune", "none", "--model-parameters", "None"])
     assert config.tune is None and config.model_parameters is None
-    _, config = study.configure("gossip", ["--dirichlet", "none", "0.1", "--attack", "None"])
-    assert config.dirichlet == ("none", 0.1) and config.attack is None
+    _, config = study.configure("gossip", ["--split", "none", "0.1", "--attack", "None"])
+    assert config.split == ("none", 0.1) and config.attack is None
 
 
 @pytest.mark.parametrize(("name", "figure"), [("staleness", "loss")])

@@ -28,7 +28,6 @@ from asyncsim import (
 )
 from asyncsim.methods import Applied, Method, declared, gradient_steps
 from asyncsim.methods.ringmaster_lmo import orthogonalized
-from asyncsim.replays.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("float64")
 DIGITS = make_problem("digits")
@@ -49,71 +48,36 @@ TASK = problems.custom(init=init, loss=loss)
 
 
 def in_tensors(method, problem=TASK):
-    """The method with trees of parameters at its border, and its own vectors inside."""
-    params = problem.init(jax.random.key(0))
-    vector_of_params, tree = ravel_pytree(params)
-    size, structure = vector_of_params.size, jax.tree.structure(params)
+    """The method whose server sees trees of parameters, and its own vectors inside."""
+    vector_of_params, tree = ravel_pytree(problem.init(jax.random.key(0)))
+    structure = jax.tree.structure(tree(vector_of_params))
+
+    def is_tree(value):
+        return jax.tree.structure(value) == structure
 
     def vector(value):
-        return ravel_pytree(value)[0] if jax.tree.structure(value) == structure else value
-
-    def tensors(value):
-        return tree(value) if getattr(value, "shape", None) == (size,) else value
-
-    def each(rows, change):
-        return jax.vmap(change)(rows)
-
-    def message(worker, update, start, central, visit):
-        sent, worker, shown = method.message(worker, *map(vector, (update, start, central)), visit)
-        return tensors(sent), worker, {name: tree(value) for name, value in shown.items()}
+        return jax.tree.map(
+            lambda part: ravel_pytree(part)[0] if is_tree(part) else part, value, is_leaf=is_tree
+        )
 
     def apply(server, central, message, *others):
         applied = method.apply(server, vector(central), vector(message), *others)
         return applied._replace(central=tree(applied.central))
 
     def combine(server, central, messages, visits):
-        if jax.tree.structure(messages) == structure:
-            messages = each(messages, vector)
-        applied = method.combine(server, vector(central), messages, visits)
+        applied = method.combine(server, vector(central), jax.vmap(vector)(messages), visits)
         return applied._replace(central=tree(applied.central))
 
-    def receive(memory, message, visit):
-        message, memory = method.receive(memory, vector(message), visit)
-        return tensors(message), memory
-
-    def mix(worker, inbox, visit):
-        if not method.sees_messages:
-            return method.mix(worker, vector(inbox), visit)
-        if jax.tree.structure(inbox.messages) == structure:
-            inbox = inbox._replace(messages=each(inbox.messages, vector))
-        return method.mix(worker, inbox, visit)
-
-    def replica(carrier):
-        carrier = vector(carrier)
-        if method.replica is None:
-            return tree(jax.tree.leaves(carrier)[0])
-        return jax.tree.map(tensors, method.replica(carrier))
-
-    changed = dict(message=message, apply=apply, combine=combine, receive=receive, mix=mix)
-    changed |= {
-        name: lambda central, name=name: getattr(method, name)(vector(central))
-        for name in ("init_worker", "init_server", "init_memory")
+    changed = {
+        "apply": apply,
+        "combine": method.combine and combine,
+        "init_server": lambda central: method.init_server(vector(central)),
+        "reply": method.reply
+        and (lambda server, central, *rest: tree(method.reply(server, vector(central), *rest))),
     }
-    changed |= {
-        name: lambda *arguments, name=name: tensors(getattr(method, name)(*map(vector, arguments)))
-        for name in ("resume", "reply", "origin", "proxy", "last")
-    }
-    changed = {name: new for name, new in changed.items() if getattr(method, name) is not None}
-    if method.mix or method.meet:
-        changed["replica"] = replica
-    if method.apply is methods.add:  # which works on trees
+    if method.combine:
         del changed["apply"]
     return method._replace(space="tensors", recipe=None, **changed)
-
-
-def ring(policy, topology="ring()", commits=80, **options):
-    cluster = Cluster(4, Gamma(1.0, 0.4), topology=topology, policy=policy, **options)
-    return simulate(cluster, commits)
 
 
 def failing(**options):
@@ -136,16 +100,10 @@ CASES = {
     ),
     "combine and receive a tree": (combining, make_trace(policy="barrier(3)", commits=80)),
     "all memories": (lambda: methods.zeno_pp(rho=0.004), make_trace(commits=80)),
-    "a message of several trees": (lambda: methods.qsgd(levels=3), make_trace(commits=80)),
-    "mix": (methods.dpsgd, ring("neighbours(mix=beside)")),
-    "mix with weights": (methods.sgp, ring("neighbours()", "one_peer_exponential()")),
-    "mix each message": (methods.clipped_gossip, ring("neighbours()")),
-    "meet": (methods.adpsgd, ring("handshake()", "complete()")),
     "restarts": (lambda: methods.gem(0.01), failing()),
 }
 #: In the default run: one of each border.
 DEFAULT = {"diagnostics, origin and proxy", "memory and reply", "combine and receive a tree"}
-DEFAULT |= {"mix with weights", "meet"}
 
 
 def unless(default, *values):
@@ -175,7 +133,6 @@ def test_a_method_of_tensors_is_its_method_of_vectors(name, problem=TASK):
     [
         unless(True, "updates", "alie(workers=2)"),
         unless(False, "combine", "inner_product(workers=2)"),
-        unless(False, "mix", "alie(workers=1)"),
     ],
 )
 def test_attacks_act_on_the_vector_of_a_message(name, attack):
@@ -220,28 +177,11 @@ def test_an_ensemble_is_its_replays(batched, lenient):
     assert len(set(losses)) == 4 and min(losses) < 2
 
 
-@pytest.mark.full
-def test_several_devices():
-    make, trace = CASES["memory and reply"]
-    flat = make()
-    alone, divided = (
-        Replay(trace, method, TASK, precision="float64", form="batch", devices=jax.devices()[:n])
-        for method, n in ((flat, 1), (in_tensors(flat), 2))
-    )
-    for running in (alone, divided):
-        running.advance(len(trace.accepted))
-    np.testing.assert_allclose(alone.state.central, divided.state.central, rtol=0, atol=1e-11)
-
-
 # Real processes
 
 
-def test_recordings_are_their_replays(optimized):
-    gossip, topology, policy = test_real.GOSSIP["SGP, nobody waits"]
-    options = {"topology": topology, "policy": policy}
-    gossiping = test_real.task_of(in_tensors(gossip, test_real.problem()), 66, 4, **options)
-    for task in (test_real.task_of(scaled()), gossiping):
-        assert test_real.difference(test_real.recorded_here(task)) < 1e-12
+def test_a_recording_is_its_replay(optimized):
+    assert test_real.difference(test_real.recorded_here(test_real.task_of(scaled()))) < 1e-12
 
 
 # Checks
@@ -300,7 +240,7 @@ def test_stale_gradients_are_cancelled_or_refused():
     """The policy is part of the method, and is its name in tables."""
     for policy, outcome in (("cancel_stale(2)", "cancelled"), ("discard_stale(2)", "discarded")):
         method = methods.ringmaster_lmo(policy=policy)
-        assert method.hyperparameters["policy"] == f"{policy[:-2]}limit=2, count=1)"
+        assert method.hyperparameters["policy"] == f"{policy[:-2]}limit=2)"
         trace = simulate(Cluster(6, Gamma(1.0, 0.4), policy=policy), 120)
         assert (trace.frame["outcome"] == outcome).any()
         assert trace.accepted.frame["staleness"].max() < 2

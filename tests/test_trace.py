@@ -1,8 +1,6 @@
 """The trace: its file, whole or not at all, and its summary against numbers counted by hand."""
 
 import json
-import zipfile
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,7 +13,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Gamma, Uniform
 from asyncsim.simulation.simulate import simulate
 from asyncsim.traces.archive import FORMAT
-from asyncsim.traces.columns import TABLES, Source
+from asyncsim.traces.columns import TABLES
 from asyncsim.traces.phases import Phases
 from asyncsim.traces.prescription import prescribed
 from asyncsim.traces.trace import Trace
@@ -66,20 +64,12 @@ def test_the_file_is_ordinary_parquet_with_units_inside(trace, tmp_path):
     path = trace.save(tmp_path / "trace.parquet")
     columns = pd.read_parquet(path)
     assert list(columns) == [f"{table}.{column}" for table in TABLES for column in TABLES[table]]
-    assert columns["steps.commit_time"].dropna().tolist() == trace.steps["commit_time"].tolist()
+    assert columns["steps.commit_time"][0].tolist() == trace.steps["commit_time"].tolist()
     header = json.loads(pq.read_schema(path).metadata[b"asyncsim"])
     assert header["units"]["steps.commit_time"] == "s"
-    assert header["rows"] == {table: len(getattr(trace, table)) for table in TABLES}
     assert header["source"]["seed"] == 1
     assert Cluster.from_dict(header["source"]["cluster"]) == trace.cluster
     assert {"asyncsim", "numpy", "simpy"} <= set(header["source"]["versions"])
-
-
-def test_a_frame_without_its_columns():
-    with pytest.raises(
-        InputError, match=r"frame: misses staleness; such a trace has all of commit, worker"
-    ):
-        Trace.of(TRACES["exchange"].frame.drop(columns="staleness"), Source(5, "exchange"))
 
 
 def test_missing_file(tmp_path):
@@ -95,12 +85,12 @@ def test_truncated_file(trace, tmp_path, keep):
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
     with pytest.raises(
-        InputError, match=r"trace.parquet': cannot be read as parquet .* may be damaged, truncated"
+        InputError, match=r"trace.parquet': a damaged trace .*; copy it again, or make it again"
     ):
         Trace.load(path)
 
 
-@pytest.mark.parametrize("header", [None, b"not json", b'{"kind": "run", "format": 1}'])
+@pytest.mark.parametrize("header", [None, b"{}"])
 def test_parquet_but_not_a_trace(tmp_path, header):
     path = tmp_path / "other.parquet"
     metadata = None if header is None else {b"asyncsim": header}
@@ -123,7 +113,7 @@ def test_another_format(trace, tmp_path):
     rewrite_header(path, lambda header: header.update(format=FORMAT + 1))
     with pytest.raises(
         InputError,
-        match=rf"format {FORMAT + 1}, made by asyncsim .* this one reads formats 1 to {FORMAT}",
+        match=rf"a trace of format {FORMAT + 1}, this asyncsim reads {FORMAT}; use the version",
     ):
         Trace.load(path)
 
@@ -133,14 +123,17 @@ def test_another_format(trace, tmp_path):
     [
         lambda header: header["source"].update(colour="red"),
         lambda header: header["source"]["cluster"].update(compute="fast"),
-        lambda header: header["rows"].update(steps="x"),
+        lambda header: header["source"].update(seed=2),
+        lambda header: header["units"].update({"steps.commit_time": "ms"}),
+        lambda header: header.update(sha256="0" * 64),
+        lambda header: header.clear() or header.update(format=FORMAT),
     ],
 )
 def test_a_damaged_header(trace, tmp_path, change):
     path = trace.save(tmp_path / "trace.parquet")
     rewrite_header(path, change)
     with pytest.raises(
-        InputError, match=r"trace.parquet': a damaged trace .*; copy it again or make it again"
+        InputError, match=r"trace.parquet': a damaged trace .*; copy it again, or make it again"
     ):
         Trace.load(path)
 
@@ -161,36 +154,26 @@ def test_a_failed_or_interrupted_save_leaves_nothing(trace, tmp_path, monkeypatc
     trace.save(tmp_path / "trace.parquet")
 
 
-def test_a_bit_that_changes_in_a_file_is_found(trace, tmp_path):
+def test_no_damaged_file_loads_other_values(trace, tmp_path):
+    """Bits are flipped, stretches replaced and ends cut, also in the part that describes the rest.
+
+    Each is refused in one line; a few bits have no meaning.
+    """
     path = trace.save(tmp_path / "trace.parquet")
-    whole = path.read_bytes()
-    found = 0
-    for place in range(
-        100, len(whole) // 2, len(whole) // 100
-    ):  # among the pages; the rest describes them
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
-        try:
-            again = Trace.load(path)
-        except InputError:
-            found += 1
-        else:
-            assert again.frame.equals(trace.frame)
-    assert found > 20
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "told"),
-    [
-        ("arrive_time", -7.0, "must not be before 0, nor after its serve_time"),
-        ("serve_time", 1e9, "must not be after its commit_time"),
-        ("start_time", 3e78, "must not be after the last commit"),
-    ],
-)
-def test_times_out_of_order_are_no_trace(trace, column, value, told):
-    frame = trace.frame.copy()
-    frame.loc[3, column] = value
-    with pytest.raises(InputError, match=f"of row 3 is .*; it {told}"):
-        Trace.of(frame, trace.source)
+    whole, generator = path.read_bytes(), np.random.default_rng(0)
+    outcomes = []
+    for place in generator.integers(len(whole) - 8, size=60).tolist():
+        flipped = bytes([whole[place] ^ 1 << place % 8])
+        for damage in (flipped + whole[place + 1 :], generator.bytes(8) + whole[place + 8 :], b""):
+            path.write_bytes(whole[:place] + damage)
+            try:
+                again = Trace.load(path)
+            except InputError as error:
+                outcomes.append("\n" not in str(error))
+            else:
+                assert all(getattr(again, name).equals(getattr(trace, name)) for name in TABLES)
+                assert again.source == trace.source
+    assert all(outcomes) and len(outcomes) > 150
 
 
 def test_traces_are_never_written_over(trace, tmp_path):
@@ -254,29 +237,6 @@ def test_summary_by_hand():
     assert summary == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["plain", "policy", "failures", "gossip"])
-def test_files_of_format_3_hold_what_the_same_simulation_gives(kind, tmp_path):
-    with zipfile.ZipFile(Path(__file__).with_name("traces_of_format_3.zip")) as files:
-        old = Trace.load(files.extract(f"{kind}.parquet", tmp_path))
-    new = simulate(old.cluster, len(old.accepted), old.seed)
-    for trace, expected in ((old, new), (Trace.load(old.save(tmp_path / "new.parquet")), old)):
-        for name in ("frame", "open_reads", "present", "in_flight", "spells"):
-            pd.testing.assert_frame_equal(
-                getattr(trace, name), getattr(expected, name), check_exact=True
-            )
-        pd.testing.assert_frame_equal(
-            trace.accepted.frame, expected.accepted.frame, check_exact=True
-        )
-    if (
-        kind == "failures"
-    ):  # versions that a death completed are in the record, and so are restored ones
-        buffered = new.frame["outcome"].isin(["applied", "buffered"])
-        assert (
-            new.accepted.frame["outcome"].to_numpy() != new.frame["outcome"][buffered].to_numpy()
-        ).any()
-        assert new.frame["restores"].sum() > 1
-
-
 def test_parts_of_the_workers_time_by_hand():
     # Worker 0 computes 0-2, sends 2-3, is served 3-4, gets its reply at 6; worker 1 computes 0-3,
     # arrives at 4, is served 4-5, gets its reply at 7. The reads of worker 0 are followed by 6-8
@@ -336,19 +296,3 @@ def test_warm_up_is_checked_and_never_more_than_half():
         trace.summary(warm_up=7)
     with pytest.raises(InputError, match=r"warm_up = -1: must be at least 0"):
         trace.per_worker(warm_up=-1)
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("worker", 99),
-        ("read_version", 50),
-        ("staleness", 2),
-    ],
-)
-def test_rows_that_contradict_each_other(column, value):
-    trace = simulate(Cluster(workers=4, compute=1.0), commits=20)
-    frame = trace.frame.copy()
-    frame.loc[12, column] = value
-    with pytest.raises(InputError, match="frame: "):
-        Trace.of(frame, trace.source)

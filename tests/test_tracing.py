@@ -11,7 +11,7 @@ import pytest
 from asyncsim import InputError, problems
 from asyncsim.base import tracing
 from asyncsim.methods import Method, gradient_steps
-from asyncsim.methods.check import check_method
+from asyncsim.replays.check import check_method
 
 X = np.zeros((20, 5), np.float32)
 
@@ -90,7 +90,7 @@ def test_other_functions_of_a_problem():
         ("<string>", False),
         ("/home/me/.local/lib/python3.11/site-packages/flax/linen.py", False),
         (tracing.__file__, False),
-        (f"{Path(tracing.__file__).parent}_mine.py", True),
+        (f"{Path(tracing.__file__).parents[1]}_mine.py", True),
     ],
 )
 def test_whose_file_it_is(file, own):
@@ -138,7 +138,7 @@ def test_what_is_drawn_or_counted_outside_of_jax_is_told():
         problems.custom(lambda key: jnp.zeros(4), counts, X, batch_size=2)
     with pytest.raises(
         InputError,
-        match=r"message\(.*\): .* something else .* from visit\.key, with needs_key=True",
+        match=r"own: a commit: .* something else .* from visit\.key, with needs_key=True",
     ):
         check_method(Method(gradient_steps(0.1), "own", message=draws), jnp.zeros(4))
     check_method(Method(gradient_steps(0.1), "own", message=draws_with_jax), jnp.zeros(4))

@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, InputError, Trace, aggregation, attacks, simulate, study, topologies
+from asyncsim import Cluster, InputError, Trace, aggregation, simulate, study, topologies
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.topologies import Topology, as_topology
 from asyncsim.study.entries import from_file
 from asyncsim.study.loading import files_of
+from asyncsim.study.sweep import sweep
 
 MINE = """
 import dataclasses
@@ -33,7 +34,7 @@ def reverse(workers, scale=3.0):
 def number():
     return 3
 
-def split(batch_size=4):
+def labelled(batch_size=4):
     data = {"x": np.arange(24, dtype=np.float32), "label": np.arange(24) % 3}
     return problems.custom(
         lambda key: jnp.ones(1),
@@ -42,8 +43,8 @@ def split(batch_size=4):
         batch_size=batch_size,
     )
 
-def stated(dirichlet=None):
-    return dataclasses.replace(split(), dirichlet=dirichlet)
+def stated(split=None):
+    return dataclasses.replace(labelled(), split=split)
 """
 
 pytestmark = pytest.mark.usefixtures("unrendered_figures")
@@ -87,36 +88,35 @@ def test_gossip_on_a_topology_of_a_file(tmp_path):
     assert table["spectral_gap"][0] == pytest.approx(gap)
 
 
-def test_rules_of_files_and_of_python():
-    robustness = study.load("robustness")
-    mean = aggregation.mean()
-    config = robustness.Config(rules=("mine.py:trim(f=f)", "krum(f=f)", aggregation.cge, mean))
-    rules = robustness._rules(config)
-    assert list(rules) == ["trim(f=f)", "krum(f=f)", "cge(f=f)", "mean()"]
-    messages = np.array([[0.0], [1.0], [2.0], [9.0]])
-    assert rules["trim(f=f)"](1)(messages) == 1.5 and rules["trim(f=f)"](0)(messages) == 3.0
-    assert rules["krum(f=f)"](2) == "krum(f=2)"  # a text, so that rates share programs
-    assert rules["cge(f=f)"](1)(messages) == 1.0 and rules["mean()"](1) is mean
-    assert rules["trim(f=f)"](1) is rules["trim(f=f)"](1)
-    for twice in (("mine.py:trim(f=f)", "trim(f=f)"), (mean, aggregation.mean())):
-        with pytest.raises(InputError, match="one comes twice; give each a name of its own"):
-            robustness._rules(robustness.Config(rules=twice))
-    with pytest.raises(InputError, match="rules = 3: must be a text, a rule, or a function of f"):
-        robustness._rules(robustness.Config(rules=(3,)))
+@pytest.mark.parametrize(
+    ("attack", "text"),
+    [
+        ("mine.py:reverse(scale=5)", "mine.py:reverse(workers=2, scale=5)"),
+        ("zero", "zero(workers=2)"),
+        ("none", None),
+    ],
+)
+def test_attacks_of_robustness_get_their_workers(attack, text):
+    config = study.load("robustness").Config(attack=attack)
+    assert config.at(byzantine=2, attack=attack).attack == text
+    assert config.at(byzantine=0, attack=attack).attack is None
 
 
-def test_attacks_of_files_and_of_python():
+def test_rules_get_the_number_of_byzantine_workers():
     robustness = study.load("robustness")
-    config = robustness.Config(attacks=("mine.py:reverse(scale=5)", "zero", attacks.mimic))
-    table = robustness._attacks(config)
-    assert list(table) == ["reverse(scale=5)", "zero", "mimic"]
-    assert [attack(2).text for attack in table.values()] == [
-        "reverse(workers=2)",
-        "zero(workers=2)",
-        "mimic(workers=2)",
+    config = robustness.Config(
+        rules=("mine.py:trim(f=f)", "nnm(krum(f=f), f=f)", aggregation.mean()), workers=7
+    )
+    (cell,) = [
+        cell
+        for cell in robustness.with_rules(config, sweep(config, config.points()[-1:]))
+        if cell.values["byzantine"] == 2
     ]
-    with pytest.raises(InputError, match="must be a text, or a function of workers"):
-        robustness._attacks(robustness.Config(attacks=(attacks.zero(2),)))
+    assert [method.name for method in cell.methods] == [
+        *("batch_sgd", "trim(f=f)", "nnm(krum(f=f), f=f)", "mean()"),
+    ]
+    texts = [method.hyperparameters["rule"] for method in cell.methods[1:]]
+    assert texts == ["trim(f=2)", "nnm(krum(f=2), f=2)", "mean()"]
 
 
 def test_a_file_inside_an_argument_has_its_hash():
@@ -141,8 +141,8 @@ def test_a_file_inside_an_argument_has_its_hash():
         ),
         ("robustness --rules mine.py:trim", "rules = 'mine.py:trim': f missing; write trim(f)"),
         ("robustness --rules mine.py:number", "returned 3; must return a Rule, as aggregation."),
-        ("robustness --attacks mine.py:number", "parameter = 'workers': unknown"),
-        ("robustness --attacks mine.py:reverse(workers=3)", "its workers follow from --byzantine"),
+        ("robustness --attack mine.py:number", "parameter = 'workers': unknown"),
+        ("robustness --attack mine.py:reverse(workers=3)", "its workers follow from byzantine"),
         ("staleness --attack mine.py:reverse", "attack = 'mine.py:reverse': workers missing"),
         ("staleness --attack mine.py:number", "returned 3; must return an Attack, as attacks."),
         ("compare --methods robust(rule='mine.py:trip')", "rule = 'mine.py:trip': mine.py has no"),

@@ -4,11 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+from edits import with_versions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import ROUTES, clusters
 
-from asyncsim import Cluster, Constant, Exponential, Gamma, Trace, barrier, prescribed, simulate
+from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, prescribed, simulate
 from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 
 NO_READS = Reads(np.empty(0, int), np.empty(0, int))
@@ -36,11 +37,7 @@ def stated(draw):
 def buffered(draw):
     """A server that makes a new version only of every few commits."""
     trace, every = draw(simulated()), draw(st.integers(2, 5))
-    frame = trace.frame.copy()
-    for name in ("read_version", "push_version", "version"):
-        frame[name] //= every
-    frame["staleness"] = frame["version"].shift(fill_value=0) - frame["read_version"]
-    return Trace.of(frame, trace.source)
+    return with_versions(trace, np.arange(len(trace) + 1) // every)
 
 
 traces = st.one_of(simulated(), stated(), buffered())

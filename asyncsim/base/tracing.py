@@ -19,7 +19,7 @@ from asyncsim.base.console import show_compilation
 from asyncsim.base.errors import InputError
 
 #: Folders of files that are not the user's, besides installed packages.
-_OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parent
+_OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[1]
 _PACKAGES = {"site-packages", "dist-packages"}
 #: Names of the files of a notebook's cells.
 _CELLS = ("<ipython-input", "ipykernel_")
@@ -134,6 +134,13 @@ def _bytes(constant: Any) -> bytes:
         return b""
     is_key = jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes()
+
+
+def require_form(call: str, result: Any, expected: Any) -> Any:
+    """Return a result; raise InputError unless its structure, shapes and types are as expected."""
+    if tree_text(result) != tree_text(expected):
+        raise InputError(f"{call} returned {tree_text(result)}: must return {tree_text(expected)}")
+    return result
 
 
 def tree_text(tree: Any) -> str:

@@ -155,11 +155,7 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
     require_asynchronous("recorded", recorded)
     half = len(recorded.accepted) // 2
     accepted = np.cumsum(recorded.frame["outcome"].isin(ACCEPTED).to_numpy())
-    earlier = recorded.frame[accepted <= half]
-    spells = recorded.spells[recorded.spells["begin"] <= earlier["commit_time"].max()]
-    rows = spells[["from_row", "to_row"]]
-    spells = spells.assign(**rows.where(rows <= len(earlier)))
-    calibration = examine(Trace.of(earlier, recorded.source, spells=spells), **options)
+    calibration = examine(recorded.head(int((accepted <= half).sum())), **options)
     title = (
         f"the later half of {counted(len(recorded), 'commit')} by "
         f"{counted(recorded.workers, 'worker')}"

@@ -337,7 +337,7 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         "With a fixed effective batch, more workers reach a loss sooner",
         f"{SOURCE}, figure 4",
-        ("speedup --seconds 6 --seeds 3",),
+        ("speedup --time-budget 6 --seeds 3",),
         shared_batch,
         ("speedup --scale paper",),
     ),

@@ -7,6 +7,7 @@ import pandas as pd
 
 from asyncsim.claims.claim import Claim, Finding, above, log_ratio, times
 from asyncsim.study.finished import Finished
+from asyncsim.study.results import RANKING
 from asyncsim.study.target import time_to_target
 
 SOURCE = "Teng et al. 2019"
@@ -24,7 +25,7 @@ _RESTS = 1e-6
 
 def sooner(finished: Finished) -> list[Finding]:
     """Compare the times to the target error of LSGD and EASGD, cell by cell."""
-    target = float(finished.config["target"])
+    target = 1 - float(finished.config["target"])  # the error of an accuracy
 
     def measure(row: pd.Series) -> float:
         evaluations = finished.run(row["run_folder"]).evaluations
@@ -67,7 +68,7 @@ def _compared(
 
 def no_monopoly(finished: Finished) -> list[Finding]:
     """Judge the shares of the elections that the most frequent leader wins, and its stays."""
-    table, findings = finished.table("leaders.csv"), []
+    table, findings = finished.table(RANKING), []
     for row in table[table["method"] == "lsgd"].itertuples():
         # A period of n workers has n elections.
         stay = 1 / (1 - row.kept) / row.workers
@@ -86,7 +87,7 @@ def no_monopoly(finished: Finished) -> list[Finding]:
 
 def stationary(finished: Finished) -> list[Finding]:
     """Judge the gradients where the central variables end."""
-    ends = finished.table("leaders.csv").set_index("method")["gradient"]
+    ends = finished.table(RANKING).set_index("method")["gradient"]
     return [
         Finding(
             f"the gradient where LGD's leader ends is {ends['lgd']:.2g}",
@@ -101,7 +102,7 @@ def stationary(finished: Finished) -> list[Finding]:
 
 def not_decelerated(finished: Finished) -> list[Finding]:
     """Compare the times to the target of LGD and EASGD with that of workers alone."""
-    times_to_target = finished.table("leaders.csv").set_index("method")["time_to_target"]
+    times_to_target = finished.table(RANKING).set_index("method")["time_to_target"]
     unpulled, center = times_to_target.pop(_UNPULLED), times_to_target.pop("easgd")
     leader = times_to_target.item()
     return [
@@ -122,13 +123,13 @@ def fewer_bytes(finished: Finished) -> list[Finding]:
 
 
 _LEADERS = (
-    "leaders --methods lsgd aeasgd --group-size 16 --window 4 16 --learning-rate 0.2 0.4 0.8 "
+    "leaders --methods lsgd aeasgd --group-size 16 --window 4 16 --tune 0.2 0.4 0.8 "
     "--gradients 256 --seeds 8",
 )
 _PAPER = ("leaders --scale paper",)
 
 _WELLS = (
-    'leaders --problem "wells({})" --workers 4 --window 1 --learning-rate 0.01 --gradients {} '
+    'leaders --problem "wells({})" --workers 4 --window 1 --tune 0.01 --gradients {} '
     "--methods {} --target 0.01 --seeds 1 --x64"
 )
 _PULLS = '"lgd(pull=[1e-09, 0.1])" "easgd(beta=0.9)"'

@@ -145,10 +145,10 @@ def buffers(finished: Finished) -> list[Finding]:
 
 _ROBUST = (
     'robustness --rules "median()" "krum(f=f)" "cge(f=f)" --byzantine 2 6 '
-    '--attacks "sign_flip(scale=10)" alie --tune 0.2 --steps 30 --seeds 8'
+    '--attack "sign_flip(scale=10)" alie --tune 0.2 --steps 30 --seeds 8'
 )
 _MOMENTUM = (
-    'robustness --rules "median()" "krum(f=f)" "cge(f=f)" --byzantine 6 --attacks alie '
+    'robustness --rules "median()" "krum(f=f)" "cge(f=f)" --byzantine 6 --attack alie '
     "--tune 0.1 --steps 30 --seeds 5"
 )
 _AT_WORKER, _AT_SERVER = f"{_MOMENTUM} --worker-momentum 0.9", f"{_MOMENTUM} --server-momentum 0.9"

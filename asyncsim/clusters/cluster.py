@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.base.console import counted
+from asyncsim.base.declared import Value
 from asyncsim.base.errors import (
     InputError,
     require_choice,
@@ -17,12 +18,7 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.markup import card
 from asyncsim.clusters import cluster_checks as checks
-from asyncsim.clusters.collectives import (
-    NETWORKS,
-    collective_bytes,
-    collective_time,
-    exposed_time,
-)
+from asyncsim.clusters.collectives import collective_bytes, collective_time
 from asyncsim.clusters.failures import Failure, as_failures
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, brief
 from asyncsim.clusters.network import (
@@ -49,18 +45,6 @@ PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
 _ASYNCHRONOUS = asynchronous()
-#: Entries that `to_dict` omits at their default: older versions did not have them.
-_LATER = (
-    "failures",
-    "topology",
-    "sites",
-    "far_latency",
-    "far_bandwidth",
-    "server_site",
-    "far_every",
-    "servers",
-    "rollouts",
-)
 #: Characters of an argument in `Cluster.__repr__`.
 _LONGEST_SHOWN = 80
 
@@ -314,23 +298,16 @@ class Cluster:
                 return [[between(value[i][j]) for j in present] for i in present]
             return value.value if isinstance(value, Constant) else value
 
-        def seconds(size: float) -> float:
-            return collective_time(
-                policy.collective or "",
-                size,
-                len(members),
-                bandwidth,
-                latency.value,
-                sites=None if self.sites is None else counts.tolist(),
-                far_bandwidth=between(self.far_bandwidth),
-                far_latency=between(self.far_latency),
-            )
-
-        if policy.layers is None:
-            return seconds(size)
-        laws = self.compute_laws
-        step = max(laws[member].mean for member in members)
-        return exposed_time(NETWORKS[policy.layers], step, size, seconds, policy.bucket_bytes)
+        return collective_time(
+            policy.collective,
+            size,
+            len(members),
+            bandwidth,
+            latency.value,
+            sites=None if self.sites is None else counts.tolist(),
+            far_bandwidth=between(self.far_bandwidth),
+            far_latency=between(self.far_latency),
+        )
 
     def all_reduced_bytes(self, message_bytes: float) -> float:
         """Return the bytes that the all-reduce of a version sends, all workers together."""
@@ -453,21 +430,17 @@ class Cluster:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to values for JSON; laws as text, which `asyncsim.clusters.laws.parse` reads."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("compute", "latency", "far_latency", "topology"):
-            values[name] = as_text(values[name])
-        values["service"] = str(self.service)
-        values["bandwidth"] = (
-            str(self.bandwidth) if isinstance(self.bandwidth, PerWorker) else self.bandwidth
-        )
-        values["policy"] = self.policy.to_dict()
+        values: dict[str, Any] = {}
         for entry in fields(self):
-            if entry.name in _LATER and getattr(self, entry.name) == entry.default:
-                del values[entry.name]
-        if self.rollouts is not None:
-            values["rollouts"] = str(self.rollouts)
-        if self.failures:
-            values["failures"] = list(map(str, self.failures))
+            value = getattr(self, entry.name)
+            if entry.name == "failures":
+                value = list(map(str, value))
+            elif entry.name in ("compute", "latency", "far_latency") or isinstance(
+                value, Law | Value | PerWorker
+            ):
+                value = as_text(value)
+            if getattr(self, entry.name) != entry.default:
+                values[entry.name] = value
         return values
 
     @classmethod
@@ -479,10 +452,4 @@ class Cluster:
         for name in ("workers", "compute"):
             if name not in values:
                 raise InputError(f"cluster: the entry {name!r} is missing; add it")
-        policy = values.get("policy", {})
-        if isinstance(policy, Mapping):
-            for name in policy:
-                require_choice("policy entry", name, [field.name for field in fields(Policy)])
-        return cls(
-            **{**values, "policy": Policy(**policy) if isinstance(policy, Mapping) else policy}
-        )
+        return cls(**values)

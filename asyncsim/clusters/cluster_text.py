@@ -47,8 +47,7 @@ def parts(cluster: Cluster) -> list[str]:
 
 def _rollouts(rollouts: Rollouts) -> list[str]:
     return [
-        f"{rollouts.slots} slots"
-        + (f", {rollouts.far_slots} of them far" if rollouts.far_slots else ""),
+        f"{rollouts.slots} slots",
         f"samples {brief(rollouts.length)}",
         f"groups of {rollouts.group}",
         f"batches of {rollouts.batch}",

@@ -60,7 +60,7 @@ class Drawing(NamedTuple):
 
     folder: str  #: of the results; see `Paper`
     shows: str
-    draw: Callable[[Finished], Figure]
+    draw: Callable[[Finished], Figure | None]  #: None: the results have nothing to show
     #: Compute rows of deviations from the published results; no rows if the task is another.
     measure: Callable[[Finished], Sequence[Any]] | None = None
 
@@ -173,7 +173,8 @@ class Paper:
                 except InputError as error:
                     missing.setdefault(message(error, name), []).append(name)
                     continue
-                paths += look.save(figure, out / name, drawing.draw)
+                if figure is not None:
+                    paths += look.save(figure, out / name, drawing.draw)
                 measured += rows
         if measured and self.keep is not None:
             paths.append(self.keep(measured, out))

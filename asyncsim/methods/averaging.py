@@ -20,7 +20,7 @@ def averaging(
     Notes
     -----
     dist-keras averages after each epoch of every worker's own share of the data: a window of
-    ``examples / workers / batch_size`` and a problem with ``sharded=True``. It creates a new local
+    ``examples / workers / batch_size`` and a problem with ``split="even"``. It creates a new local
     optimizer for each epoch; here its state stays with the worker and is neither averaged nor
     reset. A window of one is synchronous SGD.
 

@@ -169,7 +169,7 @@ def zeno_pp(
     -----
     The cluster decides how often ``v`` is renewed, by the trusted worker's law of compute times and
     its latency, which is zero beside the server; the authors' program renews it every ten applied
-    updates. Where the problem is sharded the trusted worker has its own examples. No update is
+    updates. Where the problem is split the trusted worker has its own examples. No update is
     applied before its first gradient. Its visits, and dropped updates, count as versions in the
     trace, which this method ignores. The penalty has the length of ``u``, as in the paper; the
     program takes the length of ``g`` before scaling.

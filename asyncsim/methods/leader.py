@@ -164,7 +164,6 @@ def lsgd(
             far_every=global_every if several else None,
             groups=groups if several else None,
         ),
-        sees_loss=True,
         sees_memories=True,
         coordinatewise=True,
     )
@@ -224,7 +223,6 @@ def lgd(
         init_worker=lambda central: ResumingWorker(central, jnp.zeros((), central.dtype)),
         resume=lambda worker, read: worker.rest + worker.pull * read,
         timing=Timing(policy=policy, message_numbers=1),
-        sees_loss=True,
         coordinatewise=True,
     )
 

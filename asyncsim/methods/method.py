@@ -6,15 +6,18 @@ so that a method reads like its formula, unless it asks for the problem's tensor
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.base.errors import InputError, require_positive
-from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.base.declared import Count, Positive, check_fields
+from asyncsim.base.errors import InputError, require_choice, require_positive
+from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
+from asyncsim.clusters.policy import Policy, as_policy
 
 
 def require_rate(argument: str, value: Any) -> Any:
@@ -39,7 +42,7 @@ def require_policy(argument: str, policy: Policy | str | None) -> Policy | None:
             f"policy = {policy!r}: must be a policy, such as asyncsim.buffered(10), or None for any"
         )
     try:
-        return parse_policy(policy)
+        return as_policy(policy)
     except InputError as error:
         raise InputError(
             f"policy = {policy!r}: {str(error).removeprefix(f'policy = {policy!r}: ')}"
@@ -104,12 +107,11 @@ class Visit(NamedTuple):
     workers : int
         Number of workers in the training.
     delays : Int[Array, "parameters"]
-        Of methods with ``sees_delays``, the staleness of each parameter of the read for this
-        gradient; a scalar where reads are whole, and ``()`` elsewhere. ``staleness`` is the
-        oldest group's, and with a torn read its newest block's.
+        The staleness of each parameter of the read for this gradient; a scalar where reads are
+        whole. ``staleness`` is the oldest group's, and with a torn read its newest block's.
     loss : float
-        Mean loss of the update's minibatches, for message, apply and reply of methods with
-        ``sees_loss``; ``()`` elsewhere.
+        Mean loss of the update's minibatches, for message, apply and reply; ``()`` before the
+        local steps.
     key : jax.random.key
         For random numbers of methods with ``needs_key``; ``()`` elsewhere. It depends only on the
         run's seed, the worker and ``worker_step``: two methods with one seed draw the same numbers,
@@ -256,22 +258,27 @@ class Timing:
         Smallest number of workers.
     """
 
-    workers: int | None = None
-    protocol: str | None = None
-    window: int | None = None
-    discipline: str | None = None
-    read_blocks: int | None = None
-    policy: Any = None
-    message_size: float | None = None
+    workers: Count | None = None
+    protocol: Annotated[str, partial(require_choice, choices=PROTOCOLS)] | None = None
+    window: Count | None = None
+    discipline: Annotated[str, partial(require_choice, choices=DISCIPLINES)] | None = None
+    read_blocks: Count | None = None
+    policy: Annotated[Any, require_policy] = None
+    message_size: Positive | None = None
     message_share: Callable[[int], float] | None = None
-    message_numbers: int | None = None
-    reply_size: float | None = None
-    far_every: int | None = None
-    groups: int | None = None
-    fewest_workers: int | None = None
+    message_numbers: Count | None = None
+    reply_size: Positive | None = None
+    far_every: Count | None = None
+    groups: Count | None = None
+    fewest_workers: Count | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", require_policy("policy", self.policy))
+        check_fields(self)
+        if self.message_size is not None and self.message_numbers is not None:
+            raise InputError(
+                f"message_numbers = {self.message_numbers}: is a second size of the message, whose "
+                f"message_size is {self.message_size}; give one of them"
+            )
 
     def size_of_message(self, bits: int) -> float | None:
         """Return the message's size relative to all parameters, of ``bits`` each; None for any."""
@@ -439,10 +446,6 @@ class Method(NamedTuple):
         median over parameters, no draws. Then several servers may hold a shard each and commit
         their parts of a message at different times (``Cluster(servers=4)``); other methods are
         refused there.
-    sees_loss : bool
-        Whether visits carry the loss.
-    sees_delays : bool
-        Whether visits carry ``delays``, at a server.
     sees_memories : bool
         Whether ``apply`` takes a sixth argument, the `Memories` of all workers before this commit.
     sees_messages : bool
@@ -459,11 +462,9 @@ class Method(NamedTuple):
         ``visit.worker`` shows its partner; with ``sees_messages``, ``inbox.messages`` are the
         states of all workers. Set by the replay.
     space : {"vector", "tensors"}
-        With ``"tensors"`` the functions receive and return the problem's own tree of parameters
-        wherever a vector of shape ``[parameters]`` is named here: updates, starts, reads, the
-        central variable, replicas, diagnostics, and messages that are such a vector. A message is
-        then a tree like the parameters, or any other tree that is no such vector. States are any
-        trees. `asyncsim.replays.tensors.on_vectors` converts at one border.
+        With ``"tensors"`` the server's functions, ``init_server``, ``apply``, ``combine`` and
+        ``reply``, see and return the problem's own tree of parameters: as the central variable, and
+        in place of each vector of parameters in a message. The workers' functions see vectors.
     recipe : Recipe, optional
         Set by `asyncsim.methods.declared`.
     """
@@ -491,8 +492,6 @@ class Method(NamedTuple):
     timing: Timing = Timing()
     same_reply: bool = False
     coordinatewise: bool = False
-    sees_loss: bool = False
-    sees_delays: bool = False
     sees_memories: bool = False
     sees_messages: bool = False
     needs_key: bool = False

@@ -45,7 +45,6 @@ def weight_prediction(learning_rate: Rate = LEARNING_RATE, momentum: Fraction = 
         init_server=jnp.zeros_like,
         reply=reply,
         same_reply=True,
-        sees_delays=True,
     )
 
 

@@ -307,12 +307,14 @@ def _title_of(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return a summary's first run for each row of `results.RANKING`, the best method first."""
-    runs: dict[tuple[str, str], dict[str, str]] = {}
+    """Return a summary's first run for each row of `results.RANKING`, the best row first."""
+    keys = dict.fromkeys([*results.cell_options(results.config_of(folder)), "method"])
+    keys.pop("learning_rate", None)
+    runs: dict[tuple[str | None, ...], dict[str, str]] = {}
     for row in rows:
-        runs.setdefault((row["method"], row.get("method.learning_rate") or ""), row)
+        runs.setdefault((*map(row.get, keys), row.get("method.learning_rate") or ""), row)
     ranks = [
-        (row["method"], row.get("learning_rate") or "")
+        (*map(row.get, keys), row.get("learning_rate") or "")
         for row in read_rows(folder / results.RANKING)
     ]
     return [runs[rank] for rank in ranks if rank in runs]

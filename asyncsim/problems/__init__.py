@@ -1,9 +1,9 @@
 """Problems: the learning tasks of the workers, one task a file.
 
-Most have ``batch_size``, the examples of a minibatch, and ``sharded``: whether each worker draws
-from its own shard instead of from the whole set. Those with ten classes have ``dirichlet``: each
-worker has a shard whose classes are mixed in its own way, and differ more the smaller it is; see
-`Problem`.
+Most have ``batch_size``, the examples of a minibatch, and ``split``, the examples that each worker
+draws from: None for all, ``"even"`` for disjoint parts, or with ten classes a number, the
+concentration of the workers' class mixtures: 0.1 gives each worker few classes, 100 about equal
+ones; see `Problem`.
 """
 
 import functools

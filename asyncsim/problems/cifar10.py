@@ -19,7 +19,7 @@ from asyncsim.problems.layers import (
     initial_layers,
     max_pool,
 )
-from asyncsim.problems.problem import Problem
+from asyncsim.problems.problem import Problem, SplitLike, split_record
 
 # Means and standard deviations of the training pixels, in [0, 1]: red, green, blue.
 _MEAN = (0.4914, 0.4822, 0.4465)
@@ -52,10 +52,9 @@ _BLOCKS = 3  # a stage, of two convolutions each
 
 def cifar10(
     batch_size: int = 64,
-    sharded: bool = False,
+    split: SplitLike = None,
     data_dir: str | os.PathLike | None = None,
     network: str = "small",
-    dirichlet: float | None = None,
 ) -> Problem:
     """Return CIFAR-10 and a convolutional network with rectifiers and cross-entropy.
 
@@ -88,14 +87,11 @@ def cifar10(
     ----------
     data_dir : path, optional
         Folder that contains ``cifar10/``; default the folder in ``ASYNCSIM_DATA``, then a download.
-    dirichlet : float, optional
-        Concentration of the workers' class mixtures: 0.1 gives each worker's shard few classes, 100
-        about equal ones. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
     """
     require_choice("network", network, NETWORKS)
     *train, test = load_cifar10(data_dir).values()
     return cifar10_from_arrays(
-        _examples(np.concatenate(train)), _examples(test), batch_size, sharded, network, dirichlet
+        _examples(np.concatenate(train)), _examples(test), batch_size, split, network
     )
 
 
@@ -103,9 +99,8 @@ def cifar10_from_arrays(
     train: Mapping[str, np.ndarray],
     test: Mapping[str, np.ndarray],
     batch_size: int = 64,
-    sharded: bool = False,
+    split: SplitLike = None,
     network: str = "small",
-    dirichlet: float | None = None,
 ) -> Problem:
     """Return the problem of `cifar10` on the caller's examples.
 
@@ -120,7 +115,8 @@ def cifar10_from_arrays(
         lambda params, images, key: logits(params, _standardised(images, params)),
         as_images("train", train, (3, 32, 32)),
         as_images("test", test, (3, 32, 32)),
-        {"batch_size": batch_size, "sharded": sharded, "dirichlet": dirichlet, "network": network},
+        {"batch_size": batch_size, **split_record(split), "network": network},
+        split,
         _EVALUATION_PIECE,
         _EVALUATED,
     )

@@ -1,16 +1,23 @@
 """A user's own problem, from functions and arrays."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_list
+from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
-from asyncsim.problems.problem import Problem, Tree, count_examples, mean_in_pieces
+from asyncsim.problems.problem import (
+    Problem,
+    SplitLike,
+    Tree,
+    count_examples,
+    mean_in_pieces,
+    split_record,
+)
 
 _WIDEST = 8  # bytes of the widest number in JAX
 
@@ -24,11 +31,9 @@ def custom(
     evaluate: Callable[..., dict[str, jax.Array]] | None = None,
     init_state: Callable[[], Tree] | None = None,
     name: str = "custom",
-    sharded: bool = False,
+    split: SplitLike = None,
     config: dict[str, Any] | None = None,
     predict: Callable[[Tree, Tree], jax.Array] | None = None,
-    dirichlet: float | None = None,
-    parts: Sequence[Any] | None = None,
     init_replica: Callable[[jax.Array, int], Tree] | None = None,
 ) -> Problem:
     """Return a user's own problem; any parameter tree, any data tree.
@@ -60,8 +65,11 @@ def custom(
         which no message carries; an evaluation sees their mean, and the first worker's integers.
     name : str
         Name of one line, for tables and file names.
-    sharded : bool
-        Worker ``i`` of ``n`` draws from its own examples ``i, i + n, ...`` instead of from all.
+    split : optional
+        The examples that each worker draws from, see `Problem`: ``"even"``, a number (the
+        concentration of class mixtures), a list with the indices of each worker's examples, or a
+        function that returns one. Parts may overlap and differ in size; a worker goes through its
+        part in epochs.
     config : dict, optional
         Further values for provenance; runs are saved with arrays as lists, and values unknown to
         JSON as text.
@@ -70,12 +78,6 @@ def custom(
         ``[examples, classes]``; deterministic, and without the state of ``init_state``. The
         examples must be a dict with a ``"label"``, whole numbers from zero on. The study
         ``ensembles`` needs it.
-    dirichlet : float, optional
-        Concentration of the workers' class mixtures, see
-        `asyncsim.problems.problem.dirichlet_shards`; ``train`` must be a dict with a ``"label"``.
-    parts : list of int array, optional
-        Split of your own: the indices of each worker's examples, for as many workers. Parts may
-        overlap and differ in size; a worker goes through its part in epochs.
     init_replica : callable, optional
         ``init_replica(key, worker)`` returns the initial parameters of a worker's replica, for
         methods with replicas; see `Problem`. It is called for each worker of a replay, untraced.
@@ -85,7 +87,7 @@ def custom(
     InputError
         For arrays that do not fit each other or the batch, or that JAX cannot represent; functions
         with wrong results; a name that is not valid for a folder, or a config that is no dict;
-        parts that are no indices of examples, or are given beside ``sharded`` or ``dirichlet``.
+        parts that are no indices of examples.
     """
     if config is not None and not isinstance(config, Mapping):
         raise InputError(
@@ -93,9 +95,6 @@ def custom(
         )
     train, test = _as_arrays("train", train), _as_arrays("test", test)
     _require_alike(train, test)
-    split: dict[str, Any] = {} if dirichlet is None else {"dirichlet": dirichlet}
-    if parts is not None:
-        split["examples_of_workers"] = [np.size(part) for part in require_list("parts", parts)]
     problem = Problem(
         name=name,
         init=init,
@@ -105,12 +104,10 @@ def custom(
         test=test,
         batch_size=batch_size,
         init_state=init_state,
-        sharded=sharded,
-        dirichlet=dirichlet,
-        parts=parts,
+        split=split,
         predict=predict,
         init_replica=init_replica,
-        config={"batch_size": batch_size, "sharded": sharded, **split, **(config or {})},
+        config={"batch_size": batch_size, **split_record(split), **(config or {})},
     )
     if init_replica is not None:
         _require_call("init_replica", init_replica, "key, worker", None, 0)

@@ -15,7 +15,7 @@ import numpy as np
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.base.streams import Streams
 from asyncsim.problems.layers import accuracy, cross_entropy, initial_layers
-from asyncsim.problems.problem import Problem
+from asyncsim.problems.problem import Problem, SplitLike, split_record
 
 _PIXELS = 64
 _CLASSES = 10
@@ -25,8 +25,7 @@ _TEST_EVERY = 5
 def digits(
     batch_size: int = 32,
     hidden: Sequence[int] = (128, 64),
-    sharded: bool = False,
-    dirichlet: float | None = None,
+    split: SplitLike = None,
 ) -> Problem:
     """Return the digits and a multilayer perceptron with rectifiers, by default 17,226 parameters.
 
@@ -40,9 +39,6 @@ def digits(
     ----------
     hidden : sequence of int
         Units of each hidden layer; none gives multinomial logistic regression.
-    dirichlet : float, optional
-        Concentration of the workers' class mixtures: 0.1 gives each worker's shard few classes, 100
-        about equal ones. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
     """
     if not isinstance(hidden, Sequence):
         raise InputError(f"hidden = {hidden!r}: must be a list with the units of each hidden layer")
@@ -66,7 +62,7 @@ def digits(
     def predict(params: Any, data: Any) -> jax.Array:
         return _logits(params, data["image"])
 
-    config: dict[str, Any] = {"batch_size": batch_size, "hidden": units, "sharded": sharded}
+    config = {"batch_size": batch_size, "hidden": units, **split_record(split)}
     return Problem(
         "digits",
         init,
@@ -75,10 +71,9 @@ def digits(
         train,
         test,
         batch_size,
-        sharded=sharded,
-        dirichlet=dirichlet,
+        split=split,
         predict=predict,
-        config=config if dirichlet is None else config | {"dirichlet": dirichlet},
+        config=config,
     )
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.problems.problem import Problem, mean_in_pieces
+from asyncsim.problems.problem import Problem, SplitLike, mean_in_pieces
 
 _SMALL = 1e-5  # keeps the division by a constant group's variance finite
 
@@ -125,6 +125,7 @@ def classifier(
     train: dict[str, np.ndarray],
     test: dict[str, np.ndarray],
     config: dict[str, Any],
+    split: SplitLike,
     piece: int,
     evaluated: int | None = None,
 ) -> Problem:
@@ -132,7 +133,7 @@ def classifier(
 
     ``scores``: ``scores(params, images, key)``, the logits, shape ``[classes, examples]``; the key
     draws the training noise, such as dropout, and is None in evaluations. ``config``: with
-    ``batch_size``, ``sharded`` and ``dirichlet``. ``piece``: examples evaluated at a time.
+    ``batch_size``. ``piece``: examples evaluated at a time.
     ``evaluated``: number of examples evaluated, the first ones; default all.
     """
 
@@ -157,12 +158,7 @@ def classifier(
         train,
         test,
         config["batch_size"],
-        sharded=config["sharded"],
-        dirichlet=config["dirichlet"],
+        split=split,
         predict=lambda params, data: scores(params, data["image"], None).T,
-        config={
-            name: value
-            for name, value in config.items()
-            if name != "dirichlet" or value is not None
-        },
+        config=config,
     )

@@ -19,7 +19,7 @@ from asyncsim.base.errors import (
 )
 from asyncsim.problems.data import as_images, load_mnist
 from asyncsim.problems.layers import classifier, convolve, dense, initial_layers, max_pool
-from asyncsim.problems.problem import Problem
+from asyncsim.problems.problem import Problem, SplitLike, split_record
 
 _MEAN, _STD = 0.1307, 0.3081  # of the training pixels, in [0, 1]
 _KERNEL = 5
@@ -39,10 +39,9 @@ _DROPOUT = 0.5
 def mnist(
     batch_size: int = 64,
     dropout: float | None = None,
-    sharded: bool = False,
+    split: SplitLike = None,
     data_dir: str | os.PathLike | None = None,
     network: str = "cnn",
-    dirichlet: float | None = None,
     hidden: Sequence[int] | None = None,
 ) -> Problem:
     """Return MNIST with the GEM paper's network, 163,790 parameters, or the thesis', 4,798,010.
@@ -66,9 +65,6 @@ def mnist(
         0.5. Evaluation drops none.
     data_dir : path, optional
         Folder that contains ``mnist/``; default the folder in ``ASYNCSIM_DATA``, then a download.
-    dirichlet : float, optional
-        Concentration of the workers' class mixtures: 0.1 gives each worker's shard few classes, 100
-        about equal ones. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
     hidden : sequence of int, optional
         Units of each hidden layer of ``"mlp"``; default the thesis'.
 
@@ -82,7 +78,7 @@ def mnist(
     train, test = (
         _examples(arrays, part, standardised=network == "cnn") for part in ("train", "t10k")
     )
-    return mnist_from_arrays(train, test, batch_size, dropout, sharded, network, dirichlet, hidden)
+    return mnist_from_arrays(train, test, batch_size, dropout, split, network, hidden)
 
 
 def mnist_from_arrays(
@@ -90,9 +86,8 @@ def mnist_from_arrays(
     test: Mapping[str, np.ndarray],
     batch_size: int = 64,
     dropout: float | None = None,
-    sharded: bool = False,
+    split: SplitLike = None,
     network: str = "cnn",
-    dirichlet: float | None = None,
     hidden: Sequence[int] | None = None,
 ) -> Problem:
     """Return the problem of `mnist` on the caller's examples.
@@ -120,8 +115,7 @@ def mnist_from_arrays(
 
     config = {
         "batch_size": batch_size,
-        "sharded": sharded,
-        "dirichlet": dirichlet,
+        **split_record(split),
         "network": network,
         **({} if hidden is None else {"hidden": units}),
     }
@@ -132,6 +126,7 @@ def mnist_from_arrays(
         as_images("train", train, (28, 28)),
         as_images("test", test, (28, 28)),
         config if network == "mlp" else config | {"dropout": probability},
+        split,
         _EVALUATION_PIECE,
     )
 

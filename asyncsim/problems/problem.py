@@ -11,17 +11,20 @@ from jax import lax
 from asyncsim.base.console import counted
 from asyncsim.base.errors import (
     InputError,
+    require_choice,
     require_count,
     require_list,
     require_name,
     require_positive,
-    require_switch,
 )
 from asyncsim.base.streams import Streams
 from asyncsim.base.tracing import require_threads
 
 #: Any nesting of dicts, lists, tuples and registered containers of arrays.
 Tree = Any
+
+#: See `Problem.split`.
+SplitLike = float | str | Sequence[Any] | Callable[[int, int], Sequence[Any]] | None
 
 #: Examples evaluated at a time: bounds the memory of a pass over a large set.
 EVALUATION_PIECE = 1000
@@ -57,17 +60,12 @@ class Problem:
         ``init_state()`` returns the initial state that is not trained (such as running means), any
         tree. Each worker has its own, which no message carries. An evaluation sees their mean, and
         the first worker's integers.
-    sharded : bool
-        Workers draw from disjoint shards of ``train`` instead of the whole set.
-    shards : int or None
-        Number of shards in ``train``, with ``sharded``: example ``k`` belongs to shard
-        ``k % shards``. The number of workers must divide it, so that each worker gets whole shards.
-    dirichlet : float or None
-        Workers draw from disjoint shards of ``train`` with different classes; the smaller, the more
-        different. See `dirichlet_shards`. ``train`` must be a dict with a ``"label"``. A run's seed
-        draws the shards.
-    parts : list of int array, or None
-        The examples of each worker, as indices into ``train``.
+    split : float, str, list, callable or None
+        The examples that each worker draws from. None: all of them. ``"even"``: disjoint parts,
+        example ``k`` for worker ``k % workers``. A number: disjoint parts whose mixtures of classes
+        have this concentration, the smaller, the more different; see `dirichlet_shards`. A run's
+        seed draws them, and ``train`` must be a dict with a ``"label"``. A list: the indices of
+        each worker's examples. A function ``split(workers, seed)`` returns such a list.
     predict : callable or None
         ``predict(params, data)`` returns the scores of the classes before the softmax, shape
         ``[examples, classes]``, of examples with a ``"label"``; deterministic. None for problems
@@ -87,10 +85,7 @@ class Problem:
     test: Tree = None
     batch_size: int | None = None
     init_state: Callable[[], Tree] | None = None
-    sharded: bool = False
-    shards: int | None = None
-    dirichlet: float | None = None
-    parts: Sequence[Any] | None = None
+    split: SplitLike = None
     predict: Callable[[Tree, Tree], jax.Array] | None = None
     init_replica: Callable[[jax.Array, int], Tree] | None = None
     config: dict[str, Any] = field(default_factory=dict)
@@ -98,34 +93,19 @@ class Problem:
     def __post_init__(self):
         require_threads()
         require_name("problem", self.name)
-        require_switch("sharded", self.sharded)
-        if self.shards is not None:
-            require_count("shards", self.shards)
         if self.test is not None:
             count_examples("test", self.test)
-        if self.dirichlet is not None:
-            require_positive("dirichlet", self.dirichlet)
-            label = self.train.get("label") if isinstance(self.train, dict) else None
-            if label is None or np.ndim(label) != 1:
-                raise InputError(
-                    f"dirichlet = {self.dirichlet}: {self.name} has no label of each example to "
-                    'split by; let train be a dict with a "label", or give parts'
-                )
         if self.train is None:
-            if self.batch_size is not None or self.sharded or self.parts is not None:
+            if self.batch_size is not None or self.split is not None:
                 raise InputError(
-                    f"batch_size = {self.batch_size!r}, sharded = {self.sharded}: need train data"
+                    f"batch_size = {self.batch_size!r}, split = {self.split!r}: need train data"
                 )
             return
         if self.batch_size is None:
             raise InputError("batch_size = None: say how many examples of train a minibatch takes")
         examples = count_examples("train", self.train)
-        if self.parts is not None:
-            _require_parts(self.parts, examples)
-            if self.sharded or self.dirichlet is not None:
-                raise InputError(
-                    "parts: split the examples, as do sharded and dirichlet; give one of them"
-                )
+        if not callable(self.split):
+            self._parts(1, 0)
         if require_count("batch_size", self.batch_size) > examples:
             raise InputError(
                 f"batch_size = {self.batch_size}: train has only {examples} examples; use a "
@@ -158,37 +138,31 @@ class Problem:
         """Return the example indices of each worker's jobs; None for a problem without data."""
         if self.train is None or self.batch_size is None:
             return None
-        if (
-            self.sharded
-            and self.shards is not None
-            and self.shards % require_count("workers", workers)
-        ):
+        parts = self._parts(require_count("workers", workers), seed)
+        if len(parts) != workers:
             raise InputError(
-                f"workers = {workers}: {self.name} was made for {self.shards} workers, one shard "
-                "each; make it "
-                f"with workers={workers}, or run a number of workers that divides {self.shards}"
+                f"workers = {workers}: {self.name} is split for {len(parts)}; let its function "
+                "split it for each of its argument workers"
             )
-        if self.parts is not None:
-            if len(self.parts) != require_count("workers", workers):
-                raise InputError(
-                    f"workers = {workers}: {self.name} has parts for {len(self.parts)}; let its "
-                    "function make one for each of its argument workers"
-                )
-            shards = [np.asarray(part) for part in self.parts]
-            return BatchIndices(
-                seed, workers, self.examples, self.batch_size, shards, "larger parts"
+        return BatchIndices(seed, self.batch_size, parts)
+
+    def _parts(self, workers: int, seed: int) -> Sequence[np.ndarray]:
+        """Return the examples of each worker; raise InputError for an invalid split."""
+        split, everything = self.split, np.arange(self.examples)
+        if split is None:
+            return [everything] * workers
+        if isinstance(split, str):
+            require_choice("split", split, ("even",))
+            return [everything[worker::workers] for worker in range(workers)]
+        if not isinstance(split, int | float):
+            return _require_parts(split(workers, seed) if callable(split) else split, self.examples)
+        label = self.train.get("label") if isinstance(self.train, dict) else None
+        if label is None or np.ndim(label) != 1:
+            raise InputError(
+                f"split = {split}: {self.name} has no label of each example to split by; let train "
+                'be a dict with a "label", or give lists of indices'
             )
-        if self.dirichlet is not None:
-            shards = dirichlet_shards(self.train["label"], workers, self.dirichlet, seed)
-            return BatchIndices(
-                seed, workers, self.examples, self.batch_size, shards, "dirichlet=None"
-            )
-        # Such problems have an option for the examples of each worker, and no meaning without
-        # shards.
-        options = (
-            {} if self.shards is None else {"remedy": "more examples a worker, with examples="}
-        )
-        return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded, **options)
+        return dirichlet_shards(label, workers, require_positive("split", split), seed)
 
     def stateful_loss(
         self, params: Tree, state: Tree, batch: Tree, key: jax.Array
@@ -199,22 +173,30 @@ class Problem:
         return self.loss(params, state, batch, key)
 
 
-def _require_parts(parts: Any, examples: int) -> None:
-    """Raise InputError unless each part consists of different indices of examples."""
-    for worker, part in enumerate(require_list("parts", parts)):
-        indices = np.asarray(part)
+def split_record(split: SplitLike) -> dict[str, Any]:
+    """Return the entry of a config for a split: of lists their lengths; none without a split."""
+    if split is None or isinstance(split, str | int | float) or callable(split):
+        return {} if split is None else {"split": split}
+    return {"split": [np.size(part) for part in require_list("split", split)]}
+
+
+def _require_parts(parts: Any, examples: int) -> list[np.ndarray]:
+    """Return parts as arrays; raise InputError unless each has different indices of examples."""
+    arrays = [np.asarray(part) for part in require_list("split", parts)]
+    for worker, indices in enumerate(arrays):
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise InputError(
-                f"parts[{worker}] = {part!r:.60}: must be the indices of a worker's examples, as "
-                "np.flatnonzero returns them"
+                f"split[{worker}] = {indices!r:.60}: must be the indices of a worker's examples, "
+                "as np.flatnonzero returns them"
             )
         outside = indices[(indices < 0) | (indices >= examples)]
         if len(outside):
             raise InputError(
-                f"parts[{worker}]: has example {outside[0]}; train has 0 to {examples - 1}"
+                f"split[{worker}]: has example {outside[0]}; train has 0 to {examples - 1}"
             )
         if len(np.unique(indices)) < len(indices):
-            raise InputError(f"parts[{worker}]: has an example twice; give each once")
+            raise InputError(f"split[{worker}]: has an example twice; give each once")
+    return arrays
 
 
 def count_examples(argument: str, data: Tree) -> int:
@@ -279,49 +261,28 @@ class BatchIndices:
     A worker goes through its examples in epochs. Epoch ``e`` is a permutation from the named stream
     (seed, "batches", worker, block ``e``), cut into full batches; examples beyond the last full
     batch are left out of that epoch. So one seed gives a worker the same batches under every method
-    and trace and, unless they are ``sharded``, with any number of workers.
+    and trace and, unless they are split, with any number of workers.
 
     Parameters
     ----------
     seed : int
         The run's seed, zero or above.
-    workers : int
-        Number of workers.
-    examples : int
-        Number of training examples.
-    sharded : bool, or list of int array
-        False: every worker shuffles the whole set. True: worker ``i`` shuffles its own shard, the
-        examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one
-        example. A list: the examples of each worker.
-    remedy : str
-        Another remedy for small shards, for the error message.
+    batch_size : int
+    parts : list of int array
+        The examples of each worker.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        workers: int,
-        examples: int,
-        batch_size: int,
-        sharded: bool | Sequence[np.ndarray] = False,
-        remedy: str = "sharded=False",
-    ):
+    def __init__(self, seed: int, batch_size: int, parts: Sequence[np.ndarray]):
         self._streams = Streams(require_count("seed", seed, minimum=0), "batches")
-        require_count("workers", workers)
-        if isinstance(sharded, bool):
-            stride = workers if sharded else 1
-            everything = np.arange(examples)
-            sharded = [everything[i % stride :: stride] for i in range(workers)]
-        self._shards = sharded
-        self._batch_size = batch_size
-        self._shard_size = np.array([len(shard) for shard in self._shards])
-        if self._shard_size.min() < batch_size:
+        self._parts, self._batch_size, workers = parts, batch_size, len(parts)
+        self._part_size = np.array([len(part) for part in parts])
+        if self._part_size.min() < batch_size:
             raise InputError(
-                f"batch_size = {batch_size}: the smallest of {workers} shards of {examples} "
-                "examples has "
-                f"{self._shard_size.min()}; use smaller batches, fewer workers or {remedy}"
+                f"batch_size = {batch_size}: the smallest of {workers} parts has "
+                f"{self._part_size.min()} examples; use smaller batches, fewer workers, more "
+                "examples or another split"
             )
-        self._batches = self._shard_size // batch_size
+        self._batches = self._part_size // batch_size
         self._epoch = np.full(workers, _NOT_DRAWN)
         # Each worker's current epoch; a row takes memory only once it is written.
         self._order = np.empty((workers, self._batches.max(), batch_size), np.int32)
@@ -357,10 +318,10 @@ class BatchIndices:
         """Shuffle the examples of ``workers`` for an epoch."""
         for worker in np.unique(workers[self._epoch[workers] != epoch]).tolist():
             generator = self._streams.generator(worker, block=epoch)
-            permutation = generator.permutation(int(self._shard_size[worker]))
+            permutation = generator.permutation(int(self._part_size[worker]))
             batches = int(self._batches[worker])
             order = permutation[: batches * self._batch_size].reshape(batches, self._batch_size)
-            self._order[worker, :batches] = self._shards[worker][order]
+            self._order[worker, :batches] = self._parts[worker][order]
             self._epoch[worker] = epoch
 
 

@@ -107,7 +107,6 @@ def _follow(recorded: Recorded, problem: Any) -> tuple[np.ndarray, dict[int, Any
         stops=np.array(stops),
         record=[RECORDER],
         form="single",
-        devices=jax.devices()[:1],
     )
     central = {}
     for stop in stops:

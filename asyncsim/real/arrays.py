@@ -17,12 +17,11 @@ from asyncsim.methods.method import Memories, Visit
 from asyncsim.replays.local import Learner, LocalResult, build_local
 from asyncsim.replays.observing import observe
 from asyncsim.replays.plan import method_key, visit_key
-from asyncsim.replays.programs import as_data, flatten_problem
+from asyncsim.replays.programs import as_data, flatten_problem, on_vectors
 from asyncsim.replays.recorders import energy
 from asyncsim.replays.running import problem_state, start
 from asyncsim.replays.state import WorkerRow, no_messages
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
-from asyncsim.replays.tensors import on_vectors
 
 #: Recorder of each commit's quantities besides its loss and the length of its step.
 RECORDER = energy()
@@ -188,8 +187,7 @@ class Parameters:
         counts["workers"] = cluster.workers
         typed: dict[str, Any] = {name: np.int32(count) for name, count in counts.items()}
         typed |= {"completes": np.bool_(counts["completes"]), "time": np.asarray(time, dtype)}
-        if self._computing.method.sees_delays:
-            typed["delays"] = typed["staleness"]
+        typed["delays"] = typed["staleness"]
         visit = Visit(**typed, key=self._computing.visit_key(worker, counts["worker_step"]))
         pulled = () if self.pulled[worker] is None else self.pulled[worker]
         row = self.rows[worker]._replace(learner=())

@@ -15,13 +15,12 @@ from asyncsim.base.files import field_values
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
 from asyncsim.methods.buffer import group_means
-from asyncsim.methods.check import check_method
 from asyncsim.methods.declared import recast
 from asyncsim.methods.method import Array, Memories, Method, State, present
 from asyncsim.problems.problem import BatchIndices, Problem
 from asyncsim.replays.central import summed, weighed
-from asyncsim.replays.programs import IdentityKey
-from asyncsim.replays.tensors import on_vectors
+from asyncsim.replays.check import check_method
+from asyncsim.replays.programs import IdentityKey, on_vectors
 from asyncsim.traces.trace import Trace
 
 
@@ -370,6 +369,6 @@ def _flipped(problem_key: IdentityKey, text: str, byzantine: tuple[bool, ...]) -
 
     fields = field_values(problem, Problem)
     # The honest problem divides its examples among workers; the flipped one must not do it again.
-    undivided = {"sharded": False, "shards": None, "dirichlet": None}
+    undivided = {"split": None}
     changed = dict(loss=loss, evaluate=evaluate, train=DoubledExamples(twice), **undivided)
     return _Flipped(**(fields | changed), honest=problem, byzantine=byzantine)

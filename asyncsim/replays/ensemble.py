@@ -29,7 +29,7 @@ from asyncsim.replays.replay import (
     running_of,
 )
 from asyncsim.replays.run import Run
-from asyncsim.replays.tuning import batches_members, default_devices
+from asyncsim.replays.tuning import batches_members, default_device
 from asyncsim.traces.trace import Trace
 
 
@@ -131,16 +131,14 @@ def replay_ensemble(
     attack, trace = parse_attack(attack), trace.accepted
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         forget_other_precision()
-        dtype, device = jnp.dtype(precision), default_devices(problem.parameter_count)[0]
+        dtype, device = jnp.dtype(precision), default_device()
         stops = evaluation_stops(trace, evaluate_every)
         ends = np.union1d(stops, len(trace)).astype(int)
         members = [replayed_as(method, problem, trace, attack, dtype) for _, method in runs]
         computed = [(seed, member) for (seed, _), (member, _) in zip(runs, members, strict=True)]
         _, attacked = members[0]
         try:
-            running = running_of(
-                trace, attacked, computed, recorders, ends, dtype, (device,), "batch"
-            )
+            running = running_of(trace, attacked, computed, recorders, ends, dtype, device, "batch")
         except SeveralProgramsError as error:
             if not batched:
                 return replay_each()

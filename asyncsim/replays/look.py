@@ -10,7 +10,7 @@ from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.replays.local import Constants, Flat, MakeParts
 from asyncsim.replays.observing import require_vectors
 from asyncsim.replays.pieces import Over, axes_of, gather, keyed
-from asyncsim.replays.state import Layout, Pieces, Recorders, ReplayState, of_workers
+from asyncsim.replays.state import Layout, Pieces, Recorders, ReplayState
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 
 
@@ -39,7 +39,7 @@ def build_first(method: Method, layout: Layout, over: Over) -> Callable[..., Fir
             )
         memories: tuple[Memories, ...] = ()
         if method.sees_memories:
-            rows = of_workers(state.workers.memory, layout.workers)
+            rows = state.workers.memory
             # No commit of the piece comes before the first: its newer row belongs to no worker.
             newer = jax.tree.map(lambda leaf: leaf[:1], rows)
             memories = (Memories(rows, newer, jnp.full(1, layout.workers, jnp.int32)),)

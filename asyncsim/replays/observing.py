@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.base.errors import InputError
-from asyncsim.base.tracing import naming_failures, tree_text
+from asyncsim.base.tracing import naming_failures, require_form, tree_text
 from asyncsim.methods.method import Array, State
 from asyncsim.replays.recorders import Commit, Recorder
 
@@ -28,7 +28,7 @@ def observe(
     for recorder, state in zip(recorders, states, strict=True):
         new, values = _observed(recorder, state, commit)
         after.append(new)
-        numbers += [jnp.asarray(number).astype(dtype) for number in values]
+        numbers += [number.astype(dtype) for number in values]
     return tuple(after), jnp.stack(numbers) if numbers else jnp.zeros(0, dtype)
 
 
@@ -37,26 +37,14 @@ def _observed(recorder: Recorder, state: State, commit: Commit) -> tuple[State, 
     call = f"record: observe(state, commit) of {recorder.title}"
     with naming_failures(call):
         returned = recorder.observe(state, commit)
-    if not (
-        isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple)
-    ):
-        raise InputError(
-            f"{call} returned {tree_text(returned)}: must return the new state and a list of "
-            "numbers"
+    form = state, [commit.loss] * len(recorder.columns)
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple):
+        new, numbers = returned
+        returned = (
+            jax.tree.map(jnp.asarray, new),
+            [jnp.asarray(number).astype(commit.loss.dtype) for number in numbers],
         )
-    new, numbers = returned
-    if len(numbers) != len(recorder.columns) or any(jnp.shape(number) != () for number in numbers):
-        raise InputError(
-            f"{call} returned {tree_text(numbers)}: must return a scalar for each of its columns"
-        )
-    after, before = (tree_text(jax.tree.map(jnp.asarray, tree)) for tree in (new, state))
-    if after != before:
-        raise InputError(
-            f"{call} returned the state {after}: must have the shapes and types of that before, "
-            f"{before}; "
-            "the first is init(method, central)"
-        )
-    return new, numbers
+    return require_form(call, returned, form)
 
 
 def require_vectors(recorder: Recorder, state: State, commit: Commit) -> Mapping[str, Array]:

@@ -219,7 +219,7 @@ class ShardedPlan:
         stops: np.ndarray,
         look_every: Sequence[int],
         dtype: Any,
-        devices: Sequence[Any],
+        device: Any,
         form: Form,
     ):
         assert trace.cluster is not None and not look_every
@@ -231,7 +231,7 @@ class ShardedPlan:
         self._shards = partition_of(problem, trace.cluster.servers)
         self._of_shard = [np.flatnonzero(parts.shard == shard) for shard in range(trace.servers)]
         kinds = [Reads(positions + 1, positions) for positions in (parts.first, *self._of_shard)]
-        tuned = tuning(devices[0].platform, problem.parameter_count)
+        tuned = tuning(device.platform, problem.parameter_count)
         sizes = tuned.piece_sizes if form == "batch" else (_SINGLE_PIECE,)
         starts = self._position(stops)
 
@@ -242,9 +242,7 @@ class ShardedPlan:
             sizes, key=lambda size: (len(cuts(size)) - 1) * (size + tuned.piece_overhead)
         )
         self._cuts = cuts(self.piece_size)
-        self._form: Form = (
-            "single" if self.piece_size == 1 and devices[0].platform == "cpu" else form
-        )
+        self._form: Form = "single" if self.piece_size == 1 and device.platform == "cpu" else form
         self._chunk = chunk_size(self._cuts, starts, tuned.chunk)
         #: The messages that are complete before each piece.
         self._complete = np.searchsorted(parts.parts_at_end, self._cuts, side="right")

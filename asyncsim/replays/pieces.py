@@ -11,9 +11,6 @@ rows are moved by dynamic slices; gathers and scatters copy all of the state the
 it wherever it fuses the read of a row with operations after a write: hence reading, and committing
 and writing, are loops of one turn. To XLA they are loops of unknown length, and it fuses nothing
 across their ends.
-
-On several devices the rows of the state and the gradients of a piece are divided by worker, its
-commits by parameter; JAX moves the rest between devices.
 """
 
 import functools
@@ -24,7 +21,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.methods.method import Array, Inbox, Memories, Method, Visit
 from asyncsim.replays.central import Sent, honest_part
@@ -42,7 +38,6 @@ from asyncsim.replays.state import (
     ReplayState,
     Start,
     WorkerRow,
-    of_workers,
 )
 from asyncsim.replays.step import ServerState, StepInputs, StepOutputs, begin, finish
 from asyncsim.replays.waves import Change
@@ -64,18 +59,16 @@ class InPieces:
         parts: MakeParts,
         recorders: Recorders,
         layout: Layout,
-        devices: tuple[Any, ...],
+        device: Any,
         make: Callable[..., ReplayState],
         over: Over,
     ):
-        self._devices, self._make, self._over = devices, make, over
-        self._workers = layout.workers
-        self._divided = _Divided(devices)
+        self._device, self._make, self._over = device, make, over
         self._initial: dict[Any, Callable[..., ReplayState]] = {}
         shape = _numbers_shape(recorders, layout)
         #: The numbers have shape ``[pieces, piece_size, columns]``.
         self.advance = in_turn(
-            lambda numbers: _Piece(parts(numbers), recorders, layout, self._divided).run,
+            lambda numbers: _Piece(parts(numbers), recorders, layout).run,
             lambda state, pieces: jnp.zeros((len(pieces.size), *shape), state.central.dtype),
             over,
         )
@@ -95,21 +88,17 @@ class InPieces:
     def initial_state(
         self, numbers: Any, start: Start, problem_state: Any, **sizes: int
     ) -> ReplayState:
-        """Build the state at version zero on its devices; rows are a multiple of their number."""
-        sizes = {
-            name: -(-count // len(self._devices)) * len(self._devices)
-            for name, count in sizes.items()
-        }
+        """Build the state at version zero on its device."""
         key = tuple(sizes.values())
         if key not in self._initial:
             make = self._over(functools.partial(self._make, **sizes), (0, 0, None))
-            shardings = self._divided.of_state(jax.eval_shape(make, numbers, start, problem_state))
-            self._initial[key] = jax.jit(make, out_shardings=shardings)
+            on_device = jax.sharding.SingleDeviceSharding(self._device)
+            self._initial[key] = jax.jit(make, out_shardings=on_device)
         return self._initial[key](numbers, start, problem_state)
 
     def from_whole(self, state: ReplayState) -> ReplayState:
-        """Copy a state to the first device; the next `advance` donates the copy."""
-        return jax.tree.map(lambda leaf: jnp.array(leaf, device=self._devices[0]), state)
+        """Copy a state to the device; the next `advance` donates the copy."""
+        return jax.tree.map(lambda leaf: jnp.array(leaf, device=self._device), state)
 
     def server_of(self, state: ReplayState) -> Any:
         """Copy the server's states, which it restores after an outage."""
@@ -137,12 +126,7 @@ class InPieces:
         ``initial`` is the initial replica of a worker whose life begins.
         """
         arguments = (change.source, initial) if change.kind == "begin" else (change.share,)
-        state = self._changes[change.kind](state, numbers, change.place, *arguments)
-        return (
-            state
-            if len(self._devices) == 1
-            else jax.device_put(state, self._divided.of_state(state))
-        )
+        return self._changes[change.kind](state, numbers, change.place, *arguments)
 
     def central(self, state: ReplayState) -> Array:
         """Return the central variable."""
@@ -150,8 +134,7 @@ class InPieces:
 
     def problem_states(self, state: ReplayState) -> Any:
         """Return the problem's non-trained state of all workers."""
-        of_all = self._over(functools.partial(of_workers, workers=self._workers), (0,))
-        return of_all(state.workers.learner.problem)
+        return state.workers.learner.problem
 
 
 def axes_of(kind: Any) -> Any:
@@ -214,49 +197,6 @@ def _numbers_shape(recorders: Recorders, layout: Layout) -> tuple[int, ...]:
     return layout.piece_size, len(columns(recorders))
 
 
-class _Divided:
-    """The division of arrays among devices; without constraints on a single one."""
-
-    def __init__(self, devices: tuple[Any, ...]):
-        self.devices = devices
-        self._mesh = Mesh(np.array(devices), ("devices",))
-
-    def _sharding(self, *axes: str | None) -> NamedSharding:
-        return NamedSharding(self._mesh, PartitionSpec(*axes))
-
-    def of_state(self, state: ReplayState) -> Any:
-        """Return the shardings of a state: rows of workers and slots by worker, the rest copied."""
-        if len(self.devices) == 1:
-            return jax.tree.map(
-                lambda leaf: jax.sharding.SingleDeviceSharding(self.devices[0]), state
-            )
-        by_row, copied = self._sharding("devices"), self._sharding()
-        return jax.tree.map_with_path(
-            lambda path, leaf: by_row if path[0].name in _ROWS else copied, state
-        )
-
-    def by_commit(self, tree: Any) -> Any:
-        """Divide leaves ``[piece_size, ...]`` by commit."""
-        if len(self.devices) == 1:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, self._sharding("devices"))
-
-    def by_parameter(self, tree: Any) -> Any:
-        """Divide leaves ``[..., parameters]`` by parameter."""
-        if len(self.devices) == 1:
-            return tree
-
-        def divide(leaf: Array) -> Array:
-            return jax.lax.with_sharding_constraint(
-                leaf, self._sharding(*[None] * (leaf.ndim - 1), "devices")
-            )
-
-        return jax.tree.map(divide, tree)
-
-
-_ROWS = ("read", "push_read", "workers", "messages")
-
-
 class _Carried(NamedTuple):
     """The states that the commits of a piece pass on to the next one."""
 
@@ -281,8 +221,8 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
             # Without a partner any row will do: `meet` drops it.
             received = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
             if method.sees_messages:  # of all workers, for the one commit of the piece
-                states = of_workers(state.workers.method, layout.workers)
-                received = received, Inbox(jax.tree.map(lambda leaf: leaf[None], states), (), ())
+                states = jax.tree.map(lambda leaf: leaf[None], state.workers.method)
+                received = received, Inbox(states, (), ())
         pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
         read_vector = _take_read(state.read, slot, layout) if layout.reads != "none" else ()
         return _take(state.workers, worker, single), read_vector, pulled, received
@@ -290,18 +230,18 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
     index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
     row, vectors, pulled, received = in_own_loop(single, piece.size, read, index)
     partner = piece.gossip.partner if meets else ()
-    visit = piece.visit._replace(delays=_delays(layout, piece.visit) if method.sees_delays else ())
+    visit = piece.visit._replace(delays=_delays(layout, piece.visit))
     return StepInputs(visit, row, vectors, pulled, received, partner, piece.fresh)
 
 
 class _Piece:
     """The program of a piece: its gradients at once, then its commits in order."""
 
-    def __init__(self, parts: Parts, recorders: Recorders, layout: Layout, divided: _Divided):
+    def __init__(self, parts: Parts, recorders: Recorders, layout: Layout):
         self._method, self._local, restart = parts
         # Without a server a worker returns between two pieces, see `asyncsim.replays.lives`.
         self._restart = None if layout.gossip else restart
-        self._layout, self._divided = layout, divided
+        self._layout = layout
         self._size, self._single = layout.piece_size, layout.form == "single"
         self._shape = _numbers_shape(recorders, layout)
         self._of_workers, self._shared = (
@@ -344,21 +284,8 @@ class _Piece:
             learner, visit = inputs.row.learner, inputs.visit
             return inputs, start, self._local(data, key, start, learner, visit, job, rows)
 
-        inputs, divided = gather(self._method, self._layout, state, piece), self._divided
-        rows = divided.by_commit((inputs.row, inputs.read, inputs.pulled, inputs.received))
-        row, read, pulled, received = rows
-        inputs = inputs._replace(row=row, read=read, pulled=pulled, received=received)
-        inputs, start, result = self._over_commits(of_commit, inputs, piece.job, piece.rows)
-        result = divided.by_commit(result)
-        # Commits depend on each other, and most rules are elementwise: from here each device has a
-        # part of the parameters of all commits.
-        row = inputs.row
-        method_state, memory, read, pulled, start, update = divided.by_parameter(
-            (row.method, row.memory, inputs.read, inputs.pulled, start, result.update)
-        )
-        row = row._replace(method=method_state, memory=memory)
-        inputs = inputs._replace(row=row, read=read, pulled=pulled)
-        return inputs, start, result._replace(update=update)
+        inputs = gather(self._method, self._layout, state, piece)
+        return self._over_commits(of_commit, inputs, piece.job, piece.rows)
 
     def _commit_and_write(
         self,
@@ -406,8 +333,7 @@ class _Piece:
                 # ones.
                 is_earlier = jnp.arange(size, dtype=index.dtype) < index
                 newer = jnp.where(is_earlier, piece.visit.worker, inputs.visit.workers)
-                rows = of_workers(state.workers.memory, layout.workers)
-                memories = (Memories(rows, before.memory, newer),)
+                memories = (Memories(state.workers.memory, before.memory, newer),)
             # A piece of one commit has no padding, and a select would copy the central variable.
             mask = is_valid if size > 1 else None
             arguments = before.server_state, inputs, start, result, *memories
@@ -424,7 +350,7 @@ class _Piece:
             carried: Any = ()  # not stacked: only the state at the end is used
             return after, outputs._replace(server_state=carried)
 
-        central = self._divided.by_parameter(state.central)
+        central = state.central
         keeps, sees = layout.keeps_history, method.sees_memories
         first = _Carried(
             ServerState(central, state.server, state.waiting),
@@ -472,7 +398,7 @@ class _Piece:
         method, layout, commits = self._method, self._layout, outputs.commit
         put = functools.partial(put_rows, valid=valid, single=self._single)
         read, push_read = state.read, state.push_read
-        workers, messages, row = state.workers, state.messages, self._divided.by_commit(row)
+        workers, messages = state.workers, state.messages
         if layout.reads not in ("separate", "none"):
             read = put(read, outputs.read, piece.slot)
         if layout.keeps_history:

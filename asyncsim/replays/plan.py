@@ -70,7 +70,7 @@ class Plan:
         Positions at which a piece has to end.
     look_every : sequence of int
         Worker steps between two looks of each recorder that looks at whole vectors.
-    dtype, devices
+    dtype, device
     form : {"batch", "single"}
         See `asyncsim.replays.tuning`. A CPU computes batches of one commit in the form "single".
     same_reply : bool
@@ -85,7 +85,7 @@ class Plan:
         stops: np.ndarray,
         look_every: Sequence[int],
         dtype: Any,
-        devices: Sequence[Any],
+        device: Any,
         form: Form,
         same_reply: bool = False,
     ):
@@ -141,37 +141,34 @@ class Plan:
         self._counted = Counted.of(trace)
         kinds = tuple(kind for kind in (self._reads, self._push_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        platform = devices[0].platform
+        platform = device.platform
         self._tuning = tuning(platform, problem.parameter_count)
         # Where workers meet, a commit writes the rows of two workers: pieces of one commit.
         meets = waves.gossip is not None and bool((waves.gossip.partner >= 0).any())
         sizes = self._tuning.piece_sizes if form == "batch" and not meets else (1,)
-        self.piece_size, self._cuts = self._best_cut(
-            kinds, starts, [size * len(devices) for size in sizes]
-        )
+        self.piece_size, self._cuts = self._best_cut(kinds, starts, sizes)
         self._form: Form = "single" if self.piece_size == 1 and platform == "cpu" else form
         self.stops = stops
         self._chunk = chunk_size(self._cuts, stops, self._tuning.chunk)
         self._minibatches = Minibatches(problem, seeds, trace.workers, trace.window)
-        self._table: np.ndarray | None = None
         names = ("staleness", "worker", "commit", "local_steps")
-        self.columns = {name: trace.frame[name].to_numpy() for name in names}
-        self.columns["time"] = trace.frame["commit_time"].to_numpy()
-        self.columns["worker_step"] = trace.worker_step
-        self.columns["workers"] = np.full(commits, trace.workers)
+        self._columns = {name: trace.frame[name].to_numpy() for name in names}
+        self._columns["time"] = trace.frame["commit_time"].to_numpy()
+        self._columns["worker_step"] = trace.worker_step
+        self._columns["workers"] = np.full(commits, trace.workers)
         if waves.gossip is not None:
-            self.columns["kept"] = waves.gossip.kept_share
+            self._columns["kept"] = waves.gossip.kept_share
         self._job = trace.frame["job"].to_numpy()
-        before = trace.frame["read_version"].to_numpy() + self.columns["staleness"]
+        before = trace.frame["read_version"].to_numpy() + self._columns["staleness"]
         completes = trace.frame["version"].to_numpy() > before
         # A restore drops the messages of an incomplete version: the next one begins there.
         restored_at = [position for position, *_ in self.restores]
         ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), restored_at, commits].astype(int))
-        self.columns["completes"] = completes
+        self._columns["completes"] = completes
         if trace.read_blocks > 1:
-            self.columns["delays"] = before[:, None] - trace.block_versions()
-        self.columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
-        self.columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
+            self._columns["delays"] = before[:, None] - trace.block_versions()
+        self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
+        self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
         self._version_messages = int(np.diff(ends).max())
         self._workers = trace.workers
         self._dtype = dtype
@@ -255,12 +252,12 @@ class Plan:
         member = np.where(valid, begin[:, None] + np.arange(self.piece_size), 0)
 
         waves: Any = self.waves
-        visit = visits_at(self.columns, member, self._dtype)
+        visit = visits_at(self._columns, member, self._dtype)
         if self._counted is not None:
             visit = visit._replace(counted=self._counted.at(member))
         worker, job, local_steps = (
             column[member]
-            for column in (self.columns["worker"], self._job, self.columns["local_steps"])
+            for column in (self._columns["worker"], self._job, self._columns["local_steps"])
         )
         return Pieces(
             size=sizes,
@@ -270,22 +267,13 @@ class Plan:
             fresh=() if waves.fresh is None else waves.fresh[member],
             visit=visit,
             job=job.astype(np.int32),
-            rows=self._rows(member, (worker, job, local_steps), valid),
+            rows=self._minibatches.rows((worker, job, local_steps), valid),
             reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
             push_reads=_reads_of_pieces(
                 self._push_reads, begin, sizes, self._room(self._push_reads)
             ),
             gossip=() if waves.gossip is None else self._gossip(waves.gossip, member),
         )
-
-    def _rows(self, member: np.ndarray, jobs: Sequence[np.ndarray], valid: np.ndarray) -> Any:
-        if self._table is None:
-            return self._minibatches.rows(jobs, valid)
-        return self._table[member].astype(np.int32)
-
-    def look_up(self, table: np.ndarray) -> None:
-        """Give each commit a place in a table instead of a minibatch."""
-        self._table = table
 
     def _push_offset(self, member: np.ndarray, begin: np.ndarray) -> Any:
         """Return the number of the piece's commits before each message's read; -1: before it."""
@@ -362,7 +350,7 @@ class Minibatches:
         self._window = window
         self._batches = [problem.batch_indices(seed, workers) for seed in seeds]
 
-    def rows(self, jobs: Sequence[np.ndarray], valid: np.ndarray) -> np.ndarray:
+    def rows(self, jobs: Sequence[np.ndarray], valid: np.ndarray) -> Any:
         """Return the examples of the ``valid`` jobs, ``[*valid.shape, window, batch]``; of several
         members with an axis of members in front.
 

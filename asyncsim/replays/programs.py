@@ -7,15 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import cached
-from asyncsim.methods.check import check_method
-from asyncsim.methods.declared import Recipe, recipe_of
+from asyncsim.methods.declared import Recipe, recast, recipe_of
 from asyncsim.methods.method import Array, Method, add, send_update
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.central import replica_of
+from asyncsim.replays.check import check_method
 from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_restart, flatten
 from asyncsim.replays.look import FirstCommit, build_first, build_look
 from asyncsim.replays.pieces import InPieces, Over
@@ -26,8 +25,8 @@ from asyncsim.replays.state import (
     ReplayState,
     Start,
     initial_state,
-    of_workers,
 )
+from asyncsim.replays.tensors import of_vectors
 from asyncsim.replays.tuning import writes_slices
 
 
@@ -48,13 +47,9 @@ class Program(NamedTuple):
         ``[workers, parameters]``, and to the mean squared distance of those that count from the
         central variable.
     honest : bool array or slice
-        Without a server, the workers that count in ``spread`` and in evaluations of replicas: all,
-        or the honest ones.
-    evaluate_each : function
-        From replicas, their workers' states of the problem, and data to the values of each,
-        ``[workers]``.
+        Without a server, the workers that count in ``spread``: all, or the honest ones.
     flat : Flat
-    devices : tuple of jax.Device
+    device : jax.Device
     """
 
     engine: Any
@@ -64,9 +59,8 @@ class Program(NamedTuple):
     replicas: Callable[[ReplayState, Any], Any] | None
     spread: Callable[[ReplayState, Any], Any] | None
     honest: Any
-    evaluate_each: Callable[..., Any]
     flat: Flat
-    devices: tuple[Any, ...]
+    device: Any
 
 
 class Family(NamedTuple):
@@ -90,7 +84,7 @@ def compiled(
     problem: Problem,
     layout: Layout,
     dtype: Any,
-    devices: tuple[Any, ...],
+    device: Any,
     for_members: bool = False,
 ) -> tuple[Program, dict[str, Array]]:
     """Return the program of a method and the method's numbers; methods of one recipe share it.
@@ -116,17 +110,14 @@ def compiled(
         numbers = {name: jnp.asarray(recipe.numbers[name]) for name in names}
     recorder_keys = tuple(map(IdentityKey, recorders))
     program = _build(
-        family, recorder_keys, IdentityKey(problem), layout, dtype, devices, for_members
+        family, recorder_keys, IdentityKey(problem), layout, dtype, device, for_members
     )
     return program, numbers
 
 
-def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Move the training and the test data to the devices, once for all runs of a study.
-
-    Every device has all of the training data; the first one has the test data.
-    """
-    return _move(IdentityKey(problem), dtype, devices)
+def on_device(problem: Problem, dtype: Any, device: Any) -> tuple[Any, Any]:
+    """Move the training and the test data to a device, once for all runs of a study."""
+    return _move(IdentityKey(problem), dtype, device)
 
 
 def cast(tree: Any, dtype: Any) -> Any:
@@ -181,7 +172,7 @@ def _build(
     problem_key: IdentityKey,
     layout: Layout,
     dtype: Any,
-    devices: tuple[Any, ...],
+    device: Any,
     for_members: bool,
 ) -> Program:
     def over(function: Any, axes: tuple[Any, ...]) -> Any:
@@ -189,20 +180,20 @@ def _build(
 
     family, problem = keyed.value, problem_key.value
     recorders = tuple(key.value for key in recorder_keys)
-    flat, evaluate, evaluate_each = _of_problem(problem_key, dtype, devices[0])
+    flat, evaluate = _of_problem(problem_key, dtype, device)
     parts = _parts(family, problem, layout, flat, dtype)
     engine: Any
     if layout.shards is None:
         initial = _initial(parts, recorders, flat, layout)
-        engine = InPieces(parts, recorders, layout, devices, initial, over)
+        engine = InPieces(parts, recorders, layout, device, initial, over)
     else:
-        engine = InShards(parts, recorders, layout, devices, flat)
+        engine = InShards(parts, recorders, layout, device, flat)
     first = build_first(family.method, layout, over)
     look = build_look(parts, recorders, flat, layout, over)
     replicas = _build_replicas(parts, family.method, layout, over)
     if for_members:
         evaluate = _one_by_one(evaluate)
-    return Program(engine, first, look, evaluate, *replicas, evaluate_each, flat, devices)
+    return Program(engine, first, look, evaluate, *replicas, flat, device)
 
 
 def _one_by_one(evaluate: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,11 +208,11 @@ def _one_by_one(evaluate: Callable[..., Any]) -> Callable[..., Any]:
 @cached(maxsize=8)
 def _of_problem(
     problem_key: IdentityKey, dtype: Any, device: Any
-) -> tuple[Flat, Callable[..., Any], Callable[..., Any]]:
-    """Return `Program.flat`, `evaluate` and `evaluate_each`, which all methods share."""
+) -> tuple[Flat, Callable[..., Any]]:
+    """Return `Program.flat` and `Program.evaluate`, which all methods share."""
     problem = problem_key.value
     flat = flatten_problem(problem, dtype, device)
-    return flat, jax.jit(_evaluation(problem, flat)), _evaluation_of_each(problem, flat)
+    return flat, jax.jit(_evaluation(problem, flat))
 
 
 def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: Any) -> MakeParts:
@@ -314,7 +305,7 @@ def _build_replicas(
             replicas = jax.vmap(lambda replica: resume(replica, None))(replicas)
         else:
             replicas = jax.vmap(functools.partial(replica_of, method))(replicas)
-        return of_workers(replicas, layout.workers)
+        return replicas
 
     def spread(state: ReplayState, numbers: Any) -> Any:
         return jnp.mean(jnp.sum((replicas(state, numbers)[honest] - state.central) ** 2, -1), 0)
@@ -344,6 +335,20 @@ def flatten_problem(problem: Problem, dtype: Any, device: Any) -> Flat:
     return flatten(template, writes_slices(device.platform, problem.parameter_count))
 
 
+def on_vectors(method: Method, problem: Problem, dtype: Any) -> Method:
+    """Return a method of tensors as a method of vectors; others, and equal arguments, unchanged."""
+    if method.space == "vector":
+        return method
+    return _cached_on_vectors(IdentityKey(method), IdentityKey(problem), jnp.dtype(dtype))
+
+
+@cached(maxsize=64)
+def _cached_on_vectors(method: IdentityKey, problem: IdentityKey, dtype: Any) -> Method:
+    flat = flatten_problem(problem.value, dtype, jax.devices()[0])
+    key = "vectors", problem, dtype
+    return recast(method.value, key, lambda method: of_vectors(method, flat))
+
+
 def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
     def evaluate(central: Any, state: Any, train: Any, test: Any) -> dict[str, Any]:
         parts = {"train": train} if test is None else {"train": train, "test": test}
@@ -356,26 +361,10 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
     return evaluate
 
 
-def _evaluation_of_each(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
-    @jax.jit
-    def evaluate_each(replicas: Any, states: Any, data: Any) -> dict[str, Any]:
-        # One after the other: an evaluation's intermediate arrays are sized for one worker.
-        def evaluate_worker(worker: Any) -> Any:
-            replica, state = worker
-            return problem.evaluate(flat.unravel(replica), state, data)
-
-        return jax.lax.map(evaluate_worker, (replicas, states))
-
-    return evaluate_each
-
-
 @cached(maxsize=2)
-def _move(problem: IdentityKey, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
-    train, test = (as_data(tree, dtype) for tree in (problem.value.train, problem.value.test))
-    if len(devices) == 1:
-        return jax.device_put((train, test), devices[0])
-    everywhere = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec())
-    return jax.device_put(train, everywhere), jax.device_put(test, devices[0])
+def _move(problem: IdentityKey, dtype: Any, device: Any) -> tuple[Any, Any]:
+    data = problem.value.train, problem.value.test
+    return jax.device_put(tuple(as_data(tree, dtype) for tree in data), device)
 
 
 def _float(dtype_of_leaf: Any, dtype: Any) -> Any:

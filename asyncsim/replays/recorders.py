@@ -42,7 +42,7 @@ class Commit(NamedTuple):
     Attributes
     ----------
     visit : Visit
-        With the loss in ``visit.loss`` only for methods that say ``sees_loss``.
+        With the loss in ``visit.loss``.
     loss : float
         Mean loss of the minibatches that the update comes from.
     read, start : Array

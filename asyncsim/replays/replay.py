@@ -1,7 +1,6 @@
 """Replay: the real gradients of a trace, in batches, with the results of an event loop."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,21 +10,20 @@ import numpy as np
 
 from asyncsim.base.console import Progress
 from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
-from asyncsim.base.threads import has_one_core
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.byzantine.attacks import Attack, parse_attack
-from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.methods.policy_gradient import PolicyGradient
 from asyncsim.problems.policy import PolicyProblem
-from asyncsim.problems.problem import Problem, count_examples
+from asyncsim.problems.problem import Problem
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
+from asyncsim.replays.check import check_method
 from asyncsim.replays.local import Constants
 from asyncsim.replays.observing import columns, require_additive, require_recorders
 from asyncsim.replays.parts import ShardedPlan
 from asyncsim.replays.plan import Plan, method_key, runs_of
 from asyncsim.replays.post_training import replay_members, require_rollouts
-from asyncsim.replays.programs import compiled
+from asyncsim.replays.programs import compiled, on_vectors
 from asyncsim.replays.recorders import Recorder, show_diagnostics
 from asyncsim.replays.recording import LOSSES, Recording
 from asyncsim.replays.run import Run
@@ -37,19 +35,11 @@ from asyncsim.replays.suitable import (
     require_shards,
     require_timing,
 )
-from asyncsim.replays.tensors import on_vectors
-from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
+from asyncsim.replays.tuning import Form, default_device, form_of
 from asyncsim.traces.trace import Trace
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
-#: Evaluations that every run has: at the start and at the end.
-_LEAST_EVALUATIONS = 2
-#: Examples evaluated with the operations of one gradient: forward, and twice as much backward.
-_EXAMPLES_A_GRADIENT = 3
-#: Examples times parameters from which evaluations cause a warning: 9 s of MNIST's network on two
-#: cores, less of the thesis' perceptron (1.5 s), as a convolution uses its weights many times.
-_WORTH_A_WORD = 1e11
 
 
 def replay(
@@ -60,10 +50,8 @@ def replay(
     *,
     precision: str = "float32",
     evaluate_every: int | None = None,
-    evaluate_replicas: bool = False,
     attack: Attack | str | None = None,
     record: Sequence[Recorder] = (),
-    devices: Sequence[Any] | None = None,
     progress: bool | None = None,
 ) -> Run:
     """Replay a trace with real gradients.
@@ -83,21 +71,12 @@ def replay(
     evaluate_every : int, optional
         Worker steps (commits divided by workers) between evaluations on the whole data; else 20
         evaluations. The start and the end are always evaluated. The evaluation of three examples
-        takes about as long as the gradient of one: a warning reports a short run on much data whose
-        evaluations take longer than its gradients.
-    evaluate_replicas : bool
-        Without a server: evaluate each worker's replica, too, on the test data if the problem has
-        any. Of each loss and accuracy `Run.evaluations` has the best, the mean and the worst, for
-        example ``test_accuracy_worst``.
+        takes about as long as the gradient of one.
     attack : Attack or str, optional
         Replaces the messages of some workers: ``asyncsim.attacks.alie(workers=3)``.
     record : sequence of Recorder
         Quantities to record besides each commit's loss and step length, see `asyncsim.recorders`:
         ``[recorders.energy(momentum=0.9), recorders.diagnostics(every=5)]``.
-    devices : sequence of jax.Device, optional
-        Different devices of one kind, among which workers and gradients are divided. By default all
-        accelerators of JAX if there is enough to divide, otherwise one device: see
-        `asyncsim.replays.tuning`.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -122,18 +101,15 @@ def replay(
     and one configuration they repeat byte for byte, with the same recorders. Methods that amplify
     round-off (GEM) reproduce in law, not in value, on another machine.
 
+    A replay runs on JAX's default device; ``with jax.default_device(device):`` chooses another.
+
     Traces with rollouts: see `asyncsim.replays.post_training.replay_members`.
     """
     if has_samples(trace, method, problem):
-        for name, value in (
-            ("attack", attack),
-            ("devices", devices),
-            ("evaluate_replicas", evaluate_replicas or None),
-        ):
-            if value is not None:
-                raise InputError(
-                    f"{name} = {value!r}: is not for a replay with rollouts; leave it out"
-                )
+        if attack is not None:
+            raise InputError(
+                f"attack = {attack!r}: is not for a replay with rollouts; leave it out"
+            )
         stops = None if evaluate_every is None else evaluation_stops(trace.accepted, evaluate_every)
         runs = replay_members(
             trace,
@@ -152,7 +128,6 @@ def replay(
         require_switch("progress", progress)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         stops = evaluation_stops(trace.accepted, evaluate_every)
-        _warn_of_evaluations(trace, problem, len(stops) + 1)
         warn_of_weakness(parse_attack(attack), trace.workers)
         running = Replay(
             trace,
@@ -163,8 +138,6 @@ def replay(
             stops=stops,
             attack=attack,
             record=record,
-            devices=devices,
-            evaluate_replicas=evaluate_replicas,
         )
         run_to_the_end(running.running, stops, method.name, progress)
         return running.result()
@@ -179,8 +152,6 @@ class Replay:
 
     Attributes
     ----------
-    devices : tuple of jax.Device
-        The devices that it uses.
     running : Running
         The loop on the host.
     state : ReplayState
@@ -200,19 +171,11 @@ class Replay:
         stops: np.ndarray | None = None,
         attack: Attack | str | None = None,
         record: Sequence[Recorder] = (),
-        devices: Sequence[Any] | None = None,
         form: Form | None = None,
-        evaluate_replicas: bool = False,
     ):
         forget_other_precision()
         recorders = check_replay(trace, method, problem, record)
         seed = require_count("seed", seed, minimum=0)
-        require_switch("evaluate_replicas", evaluate_replicas)
-        if evaluate_replicas and trace.protocol != "gossip":
-            raise InputError(
-                "evaluate_replicas = True: with a server workers have no replicas of their own; "
-                "leave it out"
-            )
         self.trace, self.method, self.problem = trace.accepted, method, problem
         trace = self.trace
         attack = parse_attack(attack)
@@ -221,23 +184,12 @@ class Replay:
         dtype = jnp.dtype(precision)
         method, problem = replayed_as(method, problem, trace, attack, dtype)
         recorders = check_replay(trace, method, problem, record)
-        if devices is None:
-            one_by_one = method.meet is not None or trace.servers > 1
-            devices = default_devices(problem.parameter_count)[: 1 if one_by_one else None]
-        elif len(require_devices(devices)) > 1 and trace.servers > 1:
-            raise InputError(
-                f"devices: a replay of several servers ({trace.servers}) has one device; give one"
-            )
-        elif len(devices) > 1 and method.meet:
-            raise InputError(
-                f"devices: {method.name} has one commit at a time, which touches two workers; give "
-                "one device"
-            )
-        devices = tuple(devices)
+        device = default_device()
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
-        self.devices, form = devices, form or form_of(problem, devices)
-        of_run = [(seed, method)], recorders, stops, dtype, devices, form
-        self.running = running_of(trace, problem, *of_run, evaluate_replicas)
+        form = form or form_of(problem, device)
+        self.running = running_of(
+            trace, problem, [(seed, method)], recorders, stops, dtype, device, form
+        )
 
     @property
     def state(self) -> ReplayState:
@@ -259,17 +211,11 @@ class Replay:
         self.running.advance(stop)
 
     def wait(self) -> None:
-        """Wait until the devices have computed all commits so far."""
+        """Wait until the device has computed all commits so far."""
         self.running.wait()
 
     def go_on_from(self, state: ReplayState) -> None:
-        """Continue from another state, for example of real processes, after the commits so far.
-
-        Raises
-        ------
-        InputError
-            The replay is divided among several devices.
-        """
+        """Continue from another state, for example of real processes, after the commits so far."""
         self.running.go_on_from(state)
 
     def evaluate(self) -> dict[str, float]:
@@ -318,9 +264,8 @@ def running_of(
     recorders: Sequence[Recorder],
     stops: np.ndarray,
     dtype: Any,
-    devices: tuple[Any, ...],
+    device: Any,
     form: Form,
-    evaluate_replicas: bool = False,
 ) -> Running:
     """Build the replay of some runs, pairs of a seed and a method, at its start.
 
@@ -330,7 +275,7 @@ def running_of(
         The methods of several runs do not share a program.
     """
     seeds, (_, method) = [seed for seed, _ in runs], runs[0]
-    arguments = trace, problem, seeds, stops, look_every(recorders), dtype, devices, form
+    arguments = trace, problem, seeds, stops, look_every(recorders), dtype, device, form
     plan: Any = (
         ShardedPlan(*arguments) if trace.servers > 1 else Plan(*arguments, method.same_reply)
     )
@@ -338,7 +283,7 @@ def running_of(
     programs, starts, constants = set(), [], []
     for seed, of_run in runs:
         program, numbers = compiled(
-            of_run, tuple(recorders), problem, layout, dtype, devices, several
+            of_run, tuple(recorders), problem, layout, dtype, device, several
         )
         initial, key = start(problem, seed, dtype, trace.workers)
         visits_key: Any = method_key(seed) if of_run.needs_key else ()
@@ -354,7 +299,7 @@ def running_of(
         of_runs = jax.tree.map(
             lambda *leaves: jnp.stack(leaves), *zip(starts, constants, strict=True)
         )
-    return Running(problem, plan, program, *of_runs, dtype, recordings, evaluate_replicas)
+    return Running(problem, plan, program, *of_runs, dtype, recordings)
 
 
 def run_to_the_end(
@@ -409,7 +354,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     runs_of(trace, problem)
     require_server(method, trace)
     require_timing(method, trace)
-    require_arrived(on_vectors(method, problem, jnp.result_type(float)), trace, params)
+    require_arrived(method, trace)
     if method.rounds is not None:
         method.rounds.require(trace.workers, trace.policy)
     _check_outcomes(trace)
@@ -482,30 +427,6 @@ def _check_windows(trace: Trace) -> None:
             f"trace: worker {worker} has jobs of {fewest} to {greatest} local_steps, so that "
             "minibatches would be drawn twice or left out; give all jobs of a worker the same "
             "local_steps"
-        )
-
-
-def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> None:
-    """Warn if evaluations take seconds, and longer than the gradients; not in studies."""
-    data = [part for part in (problem.train, problem.test) if part is not None]
-    if (
-        evaluations <= _LEAST_EVALUATIONS
-        or not data
-        or problem.batch_size is None
-        or has_one_core()
-    ):
-        return
-    evaluated = evaluations * sum(count_examples("data", part) for part in data)
-    computed = int(trace.accepted.frame["local_steps"].sum()) * problem.batch_size
-    if (
-        evaluated > _EXAMPLES_A_GRADIENT * computed
-        and evaluated * problem.parameter_count > _WORTH_A_WORD
-    ):
-        warnings.warn(
-            f"{evaluations} evaluations of {evaluated // evaluations:,} examples take longer than "
-            "the gradients of "
-            f"{computed:,}; a larger evaluate_every (worker steps between two) makes them fewer",
-            stacklevel=3,
         )
 
 

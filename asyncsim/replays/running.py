@@ -1,4 +1,4 @@
-"""The loop of a replay on the host: plan a chunk, start it on the devices, record the previous."""
+"""The loop of a replay on the host: plan a chunk, start it on the device, record the previous."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from asyncsim.base.tracing import naming_failures, tree_text, whole_products
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan, purpose_key
-from asyncsim.replays.programs import Program, as_data, cast, on_devices
+from asyncsim.replays.programs import Program, as_data, cast, on_device
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.state import ReplayState, Start
 
@@ -27,8 +27,6 @@ class Running:
     position : int
     recordings : list of Recording
         One for each member.
-    evaluates_replicas : bool
-        Whether each worker's replica is evaluated, too; not of ensembles.
     """
 
     def __init__(
@@ -40,9 +38,7 @@ class Running:
         constants: Constants,
         dtype: Any,
         recordings: Sequence[Recording],
-        evaluates_replicas: bool = False,
     ):
-        self.evaluates_replicas = evaluates_replicas
         self.trace, self.recordings = recordings[0].trace, recordings
         self.position = 0
         self._problem, self._plan, self._program, self._constants = (
@@ -56,7 +52,7 @@ class Running:
         self._checkpoints = {stays: at for at, stays, *_ in plan.restores}
         self._restores = {at: (stays, slots, pushes) for at, stays, slots, pushes in plan.restores}
         self._kept: dict[int, Any] = {}
-        self._train, self._test = on_devices(problem, dtype, program.devices)
+        self._train, self._test = on_device(problem, dtype, program.device)
         self._batched = len(recordings) > 1
         self._honest = np.zeros(self.trace.workers, bool)
         self._honest[program.honest] = True
@@ -123,7 +119,7 @@ class Running:
             )
             inputs = self._train, self._constants, pieces
             state, numbers = self._program.engine.advance(state, *inputs, np.int32(len(starts) - 1))
-            # While the devices work on a chunk, the host records the previous one and plans the
+            # While the device works on a chunk, the host records the previous one and plans the
             # next.
             if pending is not None:
                 self._take(*pending)
@@ -149,16 +145,11 @@ class Running:
     @whole_products()
     def evaluate(self) -> list[dict[str, float]]:
         """Evaluate the central variables on all data; return a row for each finite member."""
-        first = self._program.devices[0]
-        # On one device, so that the number of devices does not change the program.
-        central, state, train, test = jax.device_put(
-            (self._central(), self._mean_problem_state(), self._train, self._test), first
+        values = self._program.evaluate(
+            self._central(), self._mean_problem_state(), self._train, self._test
         )
-        values = self._program.evaluate(central, state, train, test)
         if self._program.spread is not None:
             values = {"consensus_distance": self._spread(), **values}
-        if self.evaluates_replicas:
-            values |= self._of_replicas(first)
         return [
             recording.evaluated({name: float(value) for name, value in metrics.items()})
             for recording, metrics in zip(self.recordings, self._of_members(values), strict=True)
@@ -167,10 +158,9 @@ class Running:
 
     def params(self) -> list[Any]:
         """Return the members' central variables as trees of the problem with numpy arrays."""
-        central = jax.device_put(self._central(), self._program.devices[0])
         return [
             jax.tree.map(np.asarray, self._program.flat.unravel(member))
-            for member in self._of_members(central)
+            for member in self._of_members(self._central())
         ]
 
     def replicas(self) -> list[Any]:
@@ -194,43 +184,12 @@ class Running:
         return jnp.mean(jnp.sum((replicas - self._central()[..., None, :]) ** 2, -1), -1)
 
     def wait(self) -> None:
-        """Wait until the devices have computed all commits so far."""
+        """Wait until the device has computed all commits so far."""
         jax.block_until_ready(self.state)
 
     def go_on_from(self, state: ReplayState) -> None:
-        """Continue from another state; raise InputError if there are several devices."""
-        if len(self._program.devices) > 1:
-            raise InputError(
-                f"state: this replay has {len(self._program.devices)} devices; make one with a "
-                "single one"
-            )
+        """Continue from another state."""
         self._state = self._program.engine.from_whole(state)
-
-    def _of_replicas(self, device: Any) -> dict[str, Any]:
-        """Return the replicas' best, mean and worst loss and accuracy, on test data if present."""
-        part, data = ("train", self._train) if self._test is None else ("test", self._test)
-        states = (
-            None
-            if self._problem.init_state is None
-            else self._program.engine.problem_states(self.state)
-        )
-        assert self._program.replicas is not None
-        replicas = self._program.replicas(self.state, self._constants.numbers)
-        counted = self._counted if self._plan.changes else self._program.honest
-        rows = jax.tree.map(lambda leaf: leaf[counted], (replicas, states))
-        values: dict[str, Any] = {}
-        for name, metric in self._program.evaluate_each(
-            *jax.device_put((*rows, data), device)
-        ).items():
-            # For other metrics it is unknown whether high or low values are best.
-            if name.endswith(("loss", "accuracy")):
-                ends = (metric.min(), metric.max())
-                best, worst = ends[::-1] if name.endswith("accuracy") else ends
-                summary = {"best": best, "mean": metric.mean(), "worst": worst}
-                values |= {
-                    f"{part}_{name}_{statistic}": value for statistic, value in summary.items()
-                }
-        return values
 
     def _take(self, starts: np.ndarray, numbers: Any, shown_looks: Any) -> None:
         numbers = np.asarray(numbers)

@@ -29,7 +29,6 @@ from asyncsim.replays.state import (
     Start,
     WorkerRow,
     initial_state,
-    of_workers,
 )
 from asyncsim.replays.step import ServerState, StepInputs, begin, finish
 
@@ -86,10 +85,10 @@ class InShards:
         parts: MakeParts,
         recorders: Recorders,
         layout: Layout,
-        devices: tuple[Any, ...],
+        device: Any,
         flat: Flat,
     ):
-        self._partition, self._workers, self._device = layout.shards, layout.workers, devices[0]
+        self._partition, self._device = layout.shards, device
         self._recorders, self._layout = recorders, layout
         self._parts, self._flat = parts, flat
 
@@ -149,7 +148,7 @@ class InShards:
 
     def problem_states(self, state: ShardedState) -> Any:
         """Return the problem's non-trained state of all workers."""
-        return of_workers(state.learners.problem, self._workers)
+        return state.learners.problem
 
 
 def _build_piece(

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.base.tracing import naming_failures
-from asyncsim.methods.check import visit_kinds
 from asyncsim.methods.method import OF_MESSAGE, Array, Method, State, Visit
 from asyncsim.replays.central import Sent, initial_memory
 from asyncsim.replays.local import Flat, Learner
@@ -24,9 +23,9 @@ class Layout(NamedTuple):
     form : {"batch", "single"}
         How commits are computed, see `asyncsim.replays.tuning`.
     piece_size : int
-        Commits that a piece has room for; a multiple of the number of devices.
+        Commits that a piece has room for.
     workers : int
-        Of the trace; on several devices there are rows beyond them, as padding.
+        Of the trace.
     reads : {"after", "before", "separate", "message", "none"}
         When a worker reads for its next computation, see `asyncsim.replays.waves`.
     reads_size, push_reads_size : int
@@ -111,6 +110,26 @@ def of_message(visit: Visit) -> Visit:
     return visit._replace(**dropped)
 
 
+def visit_kinds(method: Method) -> Visit:
+    """Return the shapes and types of a visit that knows its loss."""
+
+    def visit() -> Visit:
+        number, real = jnp.int32(0), jnp.zeros(())
+        return Visit(
+            **dict.fromkeys(Visit._fields, number)
+            | {
+                "time": real,
+                "loss": real,
+                "completes": jnp.bool_(True),
+                "counted": (),
+                "kept": real if method.gossips else (),
+                "key": jax.random.key(0, impl="threefry2x32") if method.needs_key else (),
+            }
+        )
+
+    return jax.eval_shape(visit)
+
+
 def no_messages(method: Method, row: WorkerRow, central: Array, count: int) -> Any:
     """Return room for the messages of a version; ``()`` if the method combines none."""
     if method.combine is None:
@@ -123,8 +142,7 @@ def no_messages(method: Method, row: WorkerRow, central: Array, count: int) -> A
         return Waiting(message, of_message(visit))
 
     # Traced, not computed: a message's shape depends on the method alone.
-    visit = visit_kinds(method.sees_loss, method.needs_key, sees_delays=method.sees_delays)
-    kinds = jax.eval_shape(send, row, central, visit)
+    kinds = jax.eval_shape(send, row, central, visit_kinds(method))
     return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), kinds)
 
 
@@ -143,8 +161,7 @@ class ReplayState(NamedTuple):
     push_read : Float[Array, "push_slots parameters"]
         Central variables that messages will be formed with, if they are read in another visit.
     workers : WorkerRow
-        Leaves with leading axis ``workers``. On several devices the rows beyond the trace's workers
-        are padding: cut them before any mean (`of_workers`).
+        Leaves with leading axis ``workers``.
     messages : tree
         `asyncsim.replays.central.Sent` that wait to be taken up by other workers, with at least one
         row more than slots: there the form "single" writes messages that no worker takes up.
@@ -160,11 +177,6 @@ class ReplayState(NamedTuple):
     workers: WorkerRow
     messages: Any = ()
     waiting: Any = ()
-
-
-def of_workers(rows: Any, workers: int) -> Any:
-    """Cut the padding of several devices off rows of workers."""
-    return jax.tree.map(lambda leaf: leaf if leaf.shape[0] == workers else leaf[:workers], rows)
 
 
 class ReadsOfPiece(NamedTuple):
@@ -243,19 +255,14 @@ def initial_state(
     rows = jax.tree.map(lambda leaf: repeated(leaf, workers), row)
     read = repeated(central, 0 if method.mix is not None else slots)
     if method.has_replicas and start.replicas is not None:
-        replicas = jax.tree.map(
-            # Rows beyond the trace's workers are padding.
-            lambda leaf: jnp.concatenate([leaf, repeated(leaf[0], workers - len(leaf))]),
-            start.replicas,
-        )
-        rows = jax.tree.map(jnp.array, jax.vmap(row_from)(replicas))
+        rows = jax.tree.map(jnp.array, jax.vmap(row_from)(start.replicas))
         if method.reads_replica:
-            read = jax.vmap(flat.ravel)(replicas)
+            read = jax.vmap(flat.ravel)(start.replicas)
 
     messages: Any = ()
     if method.mix is not None:
-        visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
-        kinds, *_ = jax.eval_shape(method.message, row.method, central, central, central, visit)
+        vectors = central, central, central
+        kinds, *_ = jax.eval_shape(method.message, row.method, *vectors, visit_kinds(method))
         sent = Sent(kinds, () if method.honest is None else row.memory)
         messages = jax.tree.map(
             lambda leaf: jnp.zeros((message_slots, *leaf.shape), leaf.dtype), sent

@@ -1,15 +1,10 @@
 """Check that a trace suits a method: its server, its timing and its workers."""
 
-import math
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from asyncsim.base.errors import InputError
 from asyncsim.byzantine.attacks import Attack
 from asyncsim.clusters.policy import Policy, handshake
-from asyncsim.methods.check import inbox_kinds, visit_kinds
 from asyncsim.methods.method import OF_JOURNEYS, Method, Timing
 from asyncsim.replays.waves import Waves
 from asyncsim.traces.trace import Trace
@@ -68,53 +63,18 @@ def require_server(method: Method, trace: Trace) -> None:
     )
 
 
-def require_arrived(method: Method, trace: Trace, params: Any) -> None:
-    """Raise InputError if gradients depend on messages that arrive during their computation."""
-    mix, resume = method.mix, method.resume
-    if mix is None or resume is None or trace.takes_up != "commit":
+def require_arrived(method: Method, trace: Trace) -> None:
+    """Raise InputError unless a method may take up messages that arrive during its computation."""
+    if method.mix is None or trace.takes_up != "commit":
         return
-    kind = jnp.result_type(float)
-    size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
-    central = jax.ShapeDtypeStruct((size,), kind)
-    visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
-    worker = jax.eval_shape(method.init_worker, central)
-    inbox, *_ = jax.eval_shape(method.message, worker, central, central, central, visit)
-    inbox = inbox_kinds(inbox) if method.sees_messages else inbox
-    # The method's functions may be any: the traced program shows whether messages reach gradients.
-    traced = jax.make_jaxpr(lambda inbox, worker, visit: resume(mix(worker, inbox, visit), None))(
-        inbox, worker, visit
-    )
-    messages = len(jax.tree.leaves(inbox))
-    if any(_depends(traced.jaxpr, [place < messages for place in range(len(traced.jaxpr.invars))])):
+    policy = method.timing.policy
+    if policy is None or policy.mix != "beside":
         raise InputError(
-            f"method = {method.name!r}: computes gradients of replicas that have mixed their "
-            "messages, and in this "
-            f"trace, with {trace.policy}, messages arrive while gradients are computed; simulate "
-            "one with "
-            'Cluster(topology=..., policy=asyncsim.neighbours(mix="before")), or choose dpsgd'
+            f"method = {method.name!r}: its gradients may be of replicas that have mixed messages, "
+            f"and in this trace, with {trace.policy}, they arrive while gradients are computed; "
+            'simulate one with Cluster(topology=..., policy=asyncsim.neighbours(mix="before")), or '
+            'choose a method with policy="neighbours(mix=beside)", such as dpsgd'
         )
-
-
-def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
-    """Return the flags of a traced function's outputs that depend on flagged inputs."""
-    reached = {
-        variable for variable, is_input in zip(jaxpr.invars, inputs, strict=True) if is_input
-    }
-    for equation in jaxpr.eqns:
-        # Literals have a value and no hash.
-        dependent = [
-            not hasattr(variable, "val") and variable in reached for variable in equation.invars
-        ]
-        if equation.primitive.name in ("jit", "pjit"):
-            outputs = _depends(equation.params["jaxpr"].jaxpr, dependent)
-        else:
-            outputs = [any(dependent)] * len(equation.outvars)
-        reached |= {
-            variable
-            for variable, is_reached in zip(equation.outvars, outputs, strict=True)
-            if is_reached
-        }
-    return [not hasattr(variable, "val") and variable in reached for variable in jaxpr.outvars]
 
 
 def require_shards(

@@ -1,21 +1,17 @@
-"""The form, devices and sizes of a replay's computation: constants, never tuned at run time.
+"""The form, device and sizes of a replay's computation: constants, never tuned at run time.
 
 On a CPU problems of fewer than 2,000 parameters have the form ``batch``, pieces of a few commits,
-and longer vectors ``single``, one commit after the other. Accelerators, and several devices, have
-``batch``.
+and longer vectors ``single``, one commit after the other. Accelerators have ``batch``.
 
 Sizes for the CPU are measured; an accelerator's are guesses without measurements. A size changes
 the order of floating-point sums: constants give one result on one machine.
 """
 
 import os
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from asyncsim.base.errors import InputError
 from asyncsim.problems.problem import Problem
 
 Form = Literal["batch", "single"]
@@ -27,11 +23,11 @@ class Tuning(NamedTuple):
     Attributes
     ----------
     piece_sizes : tuple of int
-        Commits that a piece may have room for on each device.
+        Commits that a piece may have room for.
     piece_overhead : float
         The cost of a piece beside its commits, in commits.
     chunk : int
-        Most pieces planned and sent to the devices at once.
+        Most pieces planned and sent to the device at once.
     unrolled : int
         Commits of a piece that are unrolled.
     """
@@ -62,9 +58,8 @@ _CPU = Tuning(piece_sizes=(1, 2, 4, 8, 16, 32), piece_overhead=0.5, chunk=512, u
 #: Elements of the vectors of a piece on a CPU: with 16 parameters pieces of 32 are 1.3 times as
 #: quick as pieces of 8 (the methods GEM and DOWNPOUR), with 1,000 half as quick.
 _PIECE_ELEMENTS = 2**13
-# An accelerator makes one kernel of the unrolled commits. Pieces of several devices have more, and
-# twice the number takes four times as long to compile (MNIST's network, GEM, for an H100: 8 s,
-# 33 s).
+# An accelerator makes one kernel of the unrolled commits. Twice the number takes four times as long
+# to compile (MNIST's network, GEM, for an H100: 8 s, 33 s).
 _ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, chunk=256, unrolled=32)
 
 
@@ -76,49 +71,22 @@ def tuning(platform: str, parameters: int) -> Tuning:
     return _CPU._replace(piece_sizes=sizes or (1,))
 
 
-def form_of(problem: Problem, devices: Sequence[Any]) -> Form:
-    """Choose the form in which a replay on these devices is computed."""
-    on_one_cpu = devices[0].platform == "cpu" and len(devices) == 1
-    return "single" if on_one_cpu and problem.parameter_count >= _FEW_PARAMETERS else "batch"
+def form_of(problem: Problem, device: Any) -> Form:
+    """Choose the form in which a replay on a device is computed."""
+    on_cpu = device.platform == "cpu"
+    return "single" if on_cpu and problem.parameter_count >= _FEW_PARAMETERS else "batch"
 
 
-def default_devices(parameters: int) -> tuple[Any, ...]:
-    """Return the default devices of a replay of a problem with this number of parameters.
-
-    All accelerators of JAX; only the user's default device if one is set, and only the first if
-    there is too little work to divide. The cores of a CPU are one device, and always work together.
-    """
+def default_device() -> Any:
+    """Return the device of replays: the user's default, else JAX's first of the fastest kind."""
     # From an array, as jax.default_backend() ignores a default device of the user.
     (device,) = jnp.zeros(()).devices()
-    config: Any = jax.config
-    if (
-        device.platform == "cpu"
-        or config.jax_default_device is not None
-        or parameters < _FEW_PARAMETERS
-    ):
-        return (device,)
-    return tuple(jax.local_devices(backend=device.platform))
-
-
-def require_devices(devices: Any) -> tuple[Any, ...]:
-    """Return the devices as a tuple; raise InputError unless they differ and are of one kind."""
-    chosen = tuple(devices) if isinstance(devices, Sequence) else ()
-    kinds = {device.platform for device in chosen if isinstance(device, jax.Device)}
-    if (
-        len(kinds) != 1
-        or len(set(chosen)) < len(chosen)
-        or not all(isinstance(device, jax.Device) for device in chosen)
-    ):
-        raise InputError(
-            f"devices = {devices!r}: must be one or more different devices of one kind, as in "
-            "jax.devices()"
-        )
-    return chosen
+    return device
 
 
 def batches_members(parameters: int) -> bool:
     """Return whether the runs of an ensemble are faster as one batch than one after the other."""
-    return default_devices(0)[0].platform != "cpu" or parameters < _FEW_PARAMETERS
+    return default_device().platform != "cpu" or parameters < _FEW_PARAMETERS
 
 
 def writes_slices(platform: str, parameters: int) -> bool:
@@ -141,12 +109,12 @@ def cores() -> int:
 def replays_at_once(problem: Problem, workers: int) -> int:
     """Return the number of replays to compute at a time: above 1 if each keeps a single core busy.
 
-    Larger replays use all cores, or devices that each of them needs, or much memory; smaller ones
-    mostly wait for Python, which works for one thread at a time. Two at a time have 1.8 times the
-    rate of one after the other (digits, 100 workers; 1.5 with 10), MNIST's network 0.8 times, and
-    the short runs of quadratics in the study ``momentum`` 0.7.
+    Larger replays use all cores, or an accelerator that each of them needs, or much memory; smaller
+    ones mostly wait for Python, which works for one thread at a time. Two at a time have 1.8 times
+    the rate of one after the other (digits, 100 workers; 1.5 with 10), MNIST's network 0.8 times,
+    and the short runs of quadratics in the study ``momentum`` 0.7.
     """
-    on_cpu = default_devices(0)[0].platform == "cpu"
+    on_cpu = default_device().platform == "cpu"
     one_core = on_cpu and _FEW_PARAMETERS <= problem.parameter_count < _LONG_VECTOR
     small = workers * problem.parameter_count <= _MOST_ELEMENTS
     return min(cores(), _MOST_AT_ONCE) if one_core and small else 1

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +71,8 @@ class Cell(NamedTuple):
     seconds: float | None = (
         None  #: simulated time of each method, instead of equal numbers of gradients
     )
+    #: Further columns of a run, from its `CellRun`, the run and its trace.
+    of_run: Callable[["CellRun", Run, Trace], Mapping[str, Any]] | None = None
 
     @property
     def folder(self) -> str:
@@ -109,7 +111,7 @@ def _values(cell: Cell) -> str:
     """Return the prefix that distinguishes a cell in the names of its jobs; ``none``: data that are
     not split.
     """
-    alike = {"dirichlet": np.inf}.items()
+    alike = {"split": np.inf}.items()
     return "".join(
         f"{name} {'none' if (name, value) in alike else value}, "
         for name, value in cell.values.items()
@@ -342,8 +344,6 @@ class CellRun(NamedTuple):
             else config.evaluate_every * share,
             "attack": config.attack,
         }
-        if self.cluster.topology is not None and getattr(config, "evaluate_replicas", False):
-            options["evaluate_replicas"] = True
         looks_every = config.diagnose_every * share
         looks = (
             looks_every,
@@ -421,6 +421,7 @@ class CellRun(NamedTuple):
             **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
             **_numbers(trace),
             **self.of_trace,
+            **({} if self.cell.of_run is None else self.cell.of_run(self, run, trace)),
             "trace_file": self.trace_file,
             "run_folder": self.folder,
         }

@@ -32,7 +32,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.network import SlowLinkWarning
-from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.clusters.policy import Policy, as_policy
 from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, sha256
 
@@ -260,7 +260,7 @@ class TaskOptions(JobOptions):
         from asyncsim.traces.columns import package_versions
 
         elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
-        elsewhere -= {"workers", "dirichlet"}  # the cluster's, too, and what cells differ in
+        elsewhere -= {"workers", "split"}  # the cluster's, too, and what cells differ in
         values = field_values(self)
         typed = self.command if self.command is not None else results.typed_in(self.resume)
         return {
@@ -298,7 +298,7 @@ trials(2 s, count=1), buffered(count, grace=200 ms), first_of(count, grace),
 barrier(collective=ring) (also tree, halving_doubling, shared_link, two_level); without a server:
 asynchronous, neighbours(mix=before) (also beside), overlap(steps), handshake.
 
-Failures: crash(every, lasts, detect=0), crash(every, lasts, scope=job, checkpoint=10 min,
+Failures: crash(every, lasts, detect=0), job_crash(every, lasts, checkpoint=10 min,
 saving=20 s) of a barrier's job, pause(every, lasts), slow(every, lasts, speed),
 outage(every, lasts, checkpoint_every=100, checkpoint_time=0), loss(probability, timeout,
 resend=True), leave(at), join(at), also with workers=[0, 3] or site=1.
@@ -484,7 +484,7 @@ class StudyConfig(StudyOptions):
         window: int | tuple[int, ...] = self.window
         if self.dynamic_window and isinstance(compute, list | tuple):  # else all are equally fast
             window = proportional_windows(compute, self.window)
-        policy = parse_policy(self.policy) if isinstance(self.policy, str) else self.policy
+        policy = as_policy(self.policy)
         # An all-reduce has no server; a service that was asked for is refused by name.
         serverless = policy.collective is not None and not self.changed("service")
         return Cluster(

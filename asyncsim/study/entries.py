@@ -18,12 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from asyncsim.base.calls import Call, bind, parameters_of, read, require_all, split, write
 from asyncsim.base.console import note
-from asyncsim.base.errors import InputError, require_choice, shown
+from asyncsim.base.errors import InputError, require_choice, require_name, shown
 from asyncsim.byzantine.aggregation import Rule
 from asyncsim.byzantine.attacks import Attack
 from asyncsim.clusters.topologies import Topology
 from asyncsim.methods import METHODS, Method, named_optimizer
-from asyncsim.methods.check import check_fields
 from asyncsim.methods.named import optimizers
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, load_function, own_file, told_in_a_line
@@ -149,7 +148,7 @@ def make_methods(
                 if entry is None
                 else _build("methods", entry, options, OF_METHODS, varied, changed, Method)
             )
-            check_fields(method)
+            require_name("method", method.name)
             results.append((method, None if entry is None else entry.arguments))
             parameters = () if entry is None else parameters_of(entry.function)
             # The momentum always counts: the recorded proxy has it, too.
@@ -217,11 +216,10 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
             f"problem = {problem_like!r}: must be a name, or a Problem that problems.digits() "
             "returns"
         )
-    concentration = getattr(options, "dirichlet", None)
-    is_split = problem.sharded or problem.dirichlet is not None or problem.parts is not None
-    if is_users and "dirichlet" in varied and concentration is not None and not is_split:
-        config = {**problem.config, "dirichlet": concentration}
-        problem = dataclasses.replace(problem, dirichlet=concentration, config=config)
+    concentration = getattr(options, "split", None)
+    if is_users and "split" in varied and concentration is not None and problem.split is None:
+        config = {**problem.config, "split": concentration}
+        problem = dataclasses.replace(problem, split=concentration, config=config)
     if "batch_size" not in parameters and "batch_size" not in varied and changed("batch_size"):
         note(
             "--batch-size changes nothing for "

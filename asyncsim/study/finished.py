@@ -1,5 +1,6 @@
 """The results in a study's folder, its printed tables and its figures."""
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,6 @@ PAPERS = {
     "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
     "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, "
     "arXiv 1710.02368)",
-    "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
     "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
     "ringmaster_lmo": "Ringmaster LMO (Sadiev et al. 2026, arXiv 2605.18174)",
 }
@@ -265,10 +265,12 @@ def draw(folder: Path) -> list[Path]:
 
     The study's name selects the figures; the study is never imported.
     """
-    _, study = study_of(folder)
+    config, study = study_of(folder)
+    comparison = figures("comparison").draw(folder, study) if "compared" in config else []
     if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
         return list(figures(study).draw(folder))
-    return [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
+    papers = [figures(paper).draw_study(study, folder) for paper in PAPERS]
+    return [*comparison, *itertools.chain.from_iterable(papers)]
 
 
 def figures(name: str) -> ModuleType:

@@ -27,7 +27,7 @@ from asyncsim.base.errors import InputError, choices_like, require_choice, shown
 #: Options of a study that are arguments of its methods, and of its problem, unless these set their
 #: own.
 OF_METHODS = ("learning_rate", "optimizer", "momentum")
-OF_PROBLEMS = ("batch_size", "workers", "dirichlet")
+OF_PROBLEMS = ("batch_size", "workers", "split")
 #: The file of each ``FILE.py:FUNCTION`` inside a call: ``robust(rule=FILE.py:FUNCTION)``.
 _FILES = re.compile(r"[^\s,=()\[\]'\"]+\.py(?=:)")
 #: ``FILE.py:FUNCTION``, with arguments or without.
@@ -93,14 +93,9 @@ def _options_of(name: str, path: Path) -> ModuleType | None:
     kinds = (
         ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef
     )
-    defined = {
-        statement.name
-        for statement in statements
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef)
-    }
-    if not {"Config", "run"} <= defined or not all(
-        isinstance(statement, kinds) for statement in statements
-    ):
+    if not all(isinstance(statement, kinds) for statement in statements):
+        return None
+    if not {"Config", "run"} <= set().union(*map(_bound, statements)):
         return None
     required = {"Config", "SCALES"}
     selected: list[ast.stmt] = []
@@ -135,7 +130,7 @@ def _options_of(name: str, path: Path) -> ModuleType | None:
 
 
 def _bound(statement: ast.stmt) -> set[str]:
-    """Return the names that a statement binds."""
+    """Return the names that a statement binds; none for an import."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return {statement.name}
     names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))

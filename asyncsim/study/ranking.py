@@ -14,7 +14,6 @@ two rows, seed by seed, therefore have less noise than the rows.
 
 import bisect
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -23,10 +22,8 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from asyncsim.base.console import counted, number_text
+from asyncsim.base.console import number_text
 from asyncsim.study.columns import NOT_REACHED, Column, as_column, is_until_target, text_of
-from asyncsim.study.finished import Finished
-from asyncsim.study.target import Target
 
 #: Probability that all comparisons of a table hold together.
 CONFIDENCE = 0.95
@@ -38,9 +35,6 @@ _AT_LEAST = {"time_to_target": "simulated_seconds", "gradients_to_target": "grad
 _LISTED = 6
 #: Most seeds that a user is advised to run.
 _MANY_SEEDS = 100
-#: Columns of the number of seeds that would distinguish a row from the row above, and from the best
-#: row.
-_NEEDS = {"above": "needs_seeds", "best": "needs_seeds_best"}
 
 
 class Measure(NamedTuple):
@@ -146,22 +140,17 @@ def tuned(
 def ranked(
     table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure
 ) -> pd.DataFrame:
-    """Add confidence intervals to some rows of a `grid`, the best first.
+    """Add to some rows of a `grid`, the best first, their intervals relative to the first row.
 
-    Added columns: ``best_low`` and ``best_high``, the interval of this row's measure relative to
-    the first row; ``above_low`` and ``above_high``, relative to the row above; ``apart_from_best``
-    and ``apart_from_above``, whether the interval excludes equality; ``needs_seeds`` and
-    ``needs_seeds_best``, about how many seeds would separate this row from the row above and from
-    the first row if their means differ as measured; ``same_as_above``, whether both are equal with
-    every seed; ``ratio`` and ``paired_seeds``. They are NaN or None without an interval: with one
-    seed, for a diverged row, for two rows that did not reach the target.
+    Added columns: ``low`` and ``high``, the interval; ``is_apart``, whether it excludes equality;
+    ``needs_seeds``, about how many seeds would separate the rows if their means differ as measured;
+    ``ratio`` and ``paired_seeds``. NaN or None without an interval: with one seed, for a diverged
+    row, for two rows that did not reach the target.
 
     The intervals are of ratios, through differences of logarithms, if the least is best and all
     values are above zero; else of differences. All intervals of a table hold together with the
-    probability `CONFIDENCE`; `Noise` has their widths.
-
-    A row that did not reach the target with every seed has the lengths of its runs as times: the
-    lower bound holds, and the upper bound is infinite.
+    probability `CONFIDENCE`. A row that did not reach the target with every seed has the lengths of
+    its runs as times: the lower bound holds, and the upper bound is infinite.
     """
     table = table.reset_index(drop=True)
     runs = table[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
@@ -173,49 +162,29 @@ def ranked(
     finished = (per_seed("status") == "finished")[:, paired]
     values = per_seed(measure.name).astype(float)[:, paired]
     complete = np.isfinite(values).all(axis=1)
-    compared = values.copy()
     if measure.name in _AT_LEAST:
-        compared = np.where(
-            np.isfinite(values), values, per_seed(_AT_LEAST[measure.name]).astype(float)[:, paired]
-        )
-    usable, seeds = finished.all(axis=1) & np.isfinite(compared).all(axis=1), int(paired.sum())
-    ratio = measure.best == "least" and bool((compared[usable] > 0).all())
-    compared = (
-        np.log(compared, where=usable[:, None], out=compared)
-        if ratio
-        else compared * (1 if measure.best == "least" else -1)
-    )
-    noise = noise_of(compared[complete & usable], len(table)) if seeds > 1 else None
-    intervals: list[dict[str, Any]] = []
-    for row in range(len(table)):
-        interval: dict[str, Any] = {}
-        for name, better in (("best", 0), ("above", row - 1)):
-            low = high = np.nan
-            if row and noise is not None and complete[better] and usable[better] and usable[row]:
-                differences = compared[row] - compared[better]
+        ends = per_seed(_AT_LEAST[measure.name]).astype(float)[:, paired]
+        values = np.where(np.isfinite(values), values, ends)
+    usable, seeds = finished.all(axis=1) & np.isfinite(values).all(axis=1), int(paired.sum())
+    ratio = measure.best == "least" and bool((values[usable] > 0).all())
+    sign = 1 if measure.best == "least" else -1
+    with np.errstate(all="ignore"):
+        compared = np.log(values) if ratio else sign * values
+    low, high, needs = np.full((3, len(table)), np.nan)
+    if seeds > 1 and complete[0] and usable[0]:
+        noise = noise_of(compared[complete & usable], len(table))
+        for row in range(1, len(table)):
+            if usable[row]:
+                differences = compared[row] - compared[0]
                 gap, variance = differences.mean(), differences.var(ddof=1)
                 width = noise.half_width(variance, seeds)
-                low, high = gap - width, gap + width if complete[row] else np.inf
-                if complete[row]:
-                    interval[_NEEDS[name]] = noise.seeds_to_separate(gap, variance)
-            interval[f"apart_from_{name}"] = None if np.isnan(low) else bool(low > 0)
-            interval[f"{name}_low"], interval[f"{name}_high"] = (
-                (np.exp(low), np.exp(high)) if ratio else (low, high)
-            )
-        interval["same_as_above"] = bool(
-            row and complete[row] and (values[row] == values[row - 1]).all()
-        )
-        intervals.append(interval)
-    names = (
-        "best_low",
-        "best_high",
-        "above_low",
-        "above_high",
-        "apart_from_best",
-        "apart_from_above",
+                low[row], high[row] = gap - width, gap + width if complete[row] else np.inf
+                needs[row] = noise.seeds_to_separate(gap, variance) if complete[row] else np.nan
+    apart = [None if np.isnan(end) else bool(end > 0) for end in low]
+    low, high = (np.exp(low), np.exp(high)) if ratio else (low, high)
+    return table.assign(
+        low=low, high=high, is_apart=apart, needs_seeds=needs, ratio=ratio, paired_seeds=seeds
     )
-    added = pd.DataFrame(intervals, columns=[*names, *_NEEDS.values(), "same_as_above"])
-    return table.assign(**{name: added[name] for name in added}, ratio=ratio, paired_seeds=seeds)
 
 
 class Noise(NamedTuple):
@@ -311,55 +280,27 @@ def spread(table: pd.DataFrame, name: str) -> list[str]:
 
 
 def ranked_text(
-    table: pd.DataFrame, by: Sequence[str], measure: Measure, further: Iterable[str]
+    table: pd.DataFrame, by: Sequence[str], measure: Measure, further: Iterable[str | Column]
 ) -> str:
     """Return a `ranked` table as text; several rows have places, and a legend of the marks below.
 
-    ``by``: the columns that name a row. ``more``: further columns, if the table has them.
+    ``by``: the columns that name a row; ``further``: other columns, if the table has them.
     """
-    ends = ["reached", "diverged", *(name for name in further if name != measure.name)]
     columns = table.assign(**{measure.name: spread(table, measure.name)})
     first = Column(measure.name, measure.heading)
+    ends = ["reached", "diverged", *(name for name in further if name != measure.name)]
     if len(table) == 1:
         return text_of(columns, [*by, first, *ends])
-    order = order_columns(table)
-    columns = columns.assign(**order)
-    return f"{text_of(columns, ['', *by, first, *list(order)[1:], *ends])}\n{marks(table)}"
-
-
-def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Return columns of a printed table: the places, and the intervals relative to the row above
-    and the best row, if there are any.
-
-    The mark ``~`` before a place: not distinguishable from the row above; ``?``: not compared with
-    it.
-    """
-    marks_of = {True: "", False: "~", None: "?"}
-    places = [
-        f"{marks_of[row.apart_from_above] if row.Index else ''}{row.Index + 1}"
-        for row in table.itertuples()
+    marks = {True: "", False: "~", None: "?"}
+    columns[""] = [
+        f"{marks[row.is_apart] if row.Index else ''}{row.Index + 1}" for row in table.itertuples()
     ]
-    columns = {
-        f"vs {name}": list(
-            map(_interval, table[f"{name}_low"], table[f"{name}_high"], table["ratio"])
-        )
-        for name in ("above", "best")
-    }
-    shown = {name: texts for name, texts in columns.items() if set(texts) > {"-"}}
-    return {"": places, **shown}
-
-
-def marks(table: pd.DataFrame) -> str:
-    """Return a legend of the columns and marks of `order_columns` that a table has."""
+    columns["vs best"] = list(map(_interval, table["low"], table["high"], table["ratio"]))
     relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
-    separated = table["apart_from_above"].iloc[1:]
-    where = {"vs above": "in the line above", "vs best": "in the first"}
-    shown = [name for name in order_columns(table) if name in where]
-    parts = [f"{', '.join(shown)}: {relative} {', or '.join(where[name] for name in shown)}"]
-    parts = parts if shown else []
-    parts += ["~: not distinguishable from the line above"] if separated.eq(False).any() else []
-    parts += ["?: not compared with the line above"] if separated.isna().any() else []
-    return "; ".join(parts)
+    return (
+        f"{text_of(columns, ['', *by, first, 'vs best', *ends])}\nvs best: {relative} in the first "
+        "line; ~: not distinguishable from it; ?: not compared"
+    )
 
 
 def _interval(low: float, high: float, ratio: bool) -> str:
@@ -370,226 +311,51 @@ def _interval(low: float, high: float, ratio: bool) -> str:
     return " to ".join(ends) if np.isfinite(high) else f"over {ends[0]}"
 
 
-def course(
-    finished: Finished, table: pd.DataFrame, names: Sequence[str], by: Sequence[str], goal: Target
-) -> str:
-    """State the range of the target's measure at the ends of the runs of a table's rows, and the
-    best row at the last time that all runs have.
-
-    ``by``: the columns that identify a row's runs. Runs that diverged are left out.
-    """
-    rate = finished.summary.get("method.learning_rate", float("nan"))
-    runs = finished.summary.assign(learning_rate=rate)
-    runs = runs[runs["status"] == "finished"].drop_duplicates([*by, "seed"])
-    evaluations = {}
-    for name, row in zip(names, table.index, strict=True):
-        folders = runs.merge(table.loc[[row], list(by)])["run_folder"]
-        if len(folders):
-            evaluations[name] = [finished.run(folder).evaluations for folder in folders]
-    if len(evaluations) < 2:
-        return ""
-    every = list(itertools.chain.from_iterable(evaluations.values()))
-    time = min(rows["commit_time"].iloc[-1] for rows in every)
-    at_end, at_time = (
-        {
-            name: np.mean([np.interp(end, rows["commit_time"], rows[goal.of]) for rows in seeds])
-            for name, seeds in evaluations.items()
-        }
-        for end in (np.inf, time)
-    )
-    gradients = [rows["gradients"].iloc[-1] for rows in every]
-    counts = dict.fromkeys(f"{count:,.0f}" for count in (min(gradients), max(gradients)))
-    choose = max if goal.from_below else min
-    best = choose(at_time, key=lambda name: at_time[name])
-    return (
-        f"after {' to '.join(counts)} accepted gradients the "
-        f"{as_column(goal.of).axis} is {number_text(min(at_end.values()))} to "
-        f"{number_text(max(at_end.values()))}; at {number_text(time)} s (the last common time) "
-        f"{best} is {'highest' if goal.from_below else 'lowest'} ({number_text(at_time[best])})"
-    )
-
-
 def verdict(
     table: pd.DataFrame,
     names: Sequence[str],
     measure: Measure,
     what: str = "method",
     goal: object = "the target",
-    losses: str = "",
     longer: str = "--steps",
 ) -> str:
-    """Say which row of a `ranked` table is the best, which rows cannot be distinguished, and with
-    which confidence.
+    """Say which row of a `ranked` table is the best; in a second line, which rows cannot be
+    distinguished from it.
 
-    Parameters
-    ----------
-    names : Sequence[str]
-        The names of the rows.
-    what : str
-        The noun for a row.
-    goal : object
-        The target in words.
-    losses : str
-        A sentence on the losses (see `course`), for tables whose rows all missed the target.
-    longer : str
-        The option that makes runs longer.
+    ``names``: of the rows; ``what``: the noun for a row; ``goal``: the target in words; ``longer``:
+    the option that makes runs longer.
     """
-    seeds, total = int(table["paired_seeds"].iloc[0]), int(table["seeds"].max())
-    one_seed = " (one seed)" if total == 1 else ""
-    rows = list(zip(names, table.to_dict("records"), strict=True))
-    (best, first), *rest = rows
+    (best, first), *rest = zip(names, table.to_dict("records"), strict=True)
+    is_time, seeds = measure.name == "time_to_target", int(first["paired_seeds"])
+    early = [  # their runs ended before the best row's time, after they had touched the target
+        name
+        for name, row in rest
+        if is_time
+        and np.isinf(row[measure.name])
+        and max(row["first_touch"], row.get("simulated_seconds", np.inf)) < first[measure.name]
+    ]
+    if first["diverged"]:
+        return f"no best {what}: each diverged with some seed"
     if not np.isfinite(first[measure.name]):
-        order = losses or "the order is by loss"
-        if first["diverged"]:
-            return f"no {what} is the best: even {best} {_lacking(first)}; {order}{one_seed}"
-        if table["reached"].any():
-            seeds_of_best = f"{best} did with {first['reached']} of {first['seeds']}"
-            return f"no {what} reached {goal} with every seed; {seeds_of_best}"
-        return f"no {what} reached {goal}; {order}{one_seed}"
+        return f"no {what} reached {goal} with every seed; give more {longer}"
+    if early:
+        return f"no fastest {what}: {early[0]} touched {goal} before {best} held it"
     if not rest:
-        return f"{best} is the only {what}: there is nothing to compare it with{one_seed}"
-    cut_off = _cut_off(rows, measure, what, longer)
+        return f"{best} is the only {what}"
     if seeds < 2:
-        uncertain = "one seed cannot show how certain this order is: give --seeds 3 or more"
-        return f"{cut_off or f'{best} is first; {uncertain}'}{one_seed}"
-    lines = [cut_off or _best_of(rows, measure, what, seeds)]
-    for (above, _), (name, row) in itertools.pairwise(rows):
-        if row["same_as_above"]:
-            lines.append(f"equal with every seed: {above} and {name}")
-        elif row["apart_from_above"] is False and above != best:
-            lines.append(f"not distinguishable: {above} and {name} ({_remedy([row], 'above')})")
-    unknown = [f"{name} ({_lacking(row)})" for name, row in rest if row["apart_from_best"] is None]
+        return "one seed: no order"
+    rivals = {name: row for name, row in rest if row["is_apart"] is False}
+    unknown = [name for name, row in rest if row["is_apart"] is None]
+    sure = f"({CONFIDENCE:.0%} confidence, {seeds} seeds)"
+    lines = [f"{best} is the {'fastest' if is_time else 'best'} {what} {sure}"]
+    if rivals:
+        lines = [f"undecided: {best} leads, within the noise {sure}"]
+        needs = np.max([row["needs_seeds"] for row in rivals.values()])  # NaN: a run was too short
+        remedy = f"more than {_MANY_SEEDS}" if needs > _MANY_SEEDS else f"about {needs:.0f}"
+        remedy = "longer runs" if np.isnan(needs) else f"{remedy} seeds"
+        lines.append(f"not distinguishable from {best}: {', '.join(rivals)} ({remedy} needed)")
     if unknown:
         lines.append(f"not compared: {', '.join(unknown)}")
-    if seeds == 2:
-        lines.append(
-            "two seeds support hardly any claim: their intervals are several times as wide as with "
-            "three"
-        )
-    common = "" if seeds == total else f", those of every {what}"
-    lines.append(
-        f"confidence: {CONFIDENCE:.0%} for all statements together, paired over "
-        f"{counted(seeds, 'seed')}{common}"
-    )
-    return "\n".join(lines)
-
-
-def _cut_off(
-    rows: list[tuple[str, dict[str, Any]]], measure: Measure, what: str, longer: str
-) -> str:
-    """Name the rows that touched the target before the best row's time, and whose runs ended before
-    that time or (``cut_off``) while they met the target; empty if there are none.
-    """
-    (best, first), *rest = rows
-    time = first[measure.name]
-    if measure.name != "time_to_target":
-        return ""
-    rivals = [
-        f"{name} touched it at {number_text(row['first_touch'])} s, but its runs end at "
-        f"{number_text(row['simulated_seconds'])} s, before it was held"
-        for name, row in rest
-        if row["first_touch"] < time
-        and np.isinf(row[measure.name])
-        and (row.get("cut_off") or row.get("simulated_seconds", np.inf) < time)
-    ]
-    if not rivals:
-        return ""
-    is_alone = all(np.isinf(row[measure.name]) for _, row in rest)
-    holder = f"only {best} held the target" if is_alone else f"{best} held the target first"
-    return (
-        f"no fastest {what}: {holder} ({number_text(time)} s); {'; '.join(rivals)}; give more "
-        f"{longer}"
-    )
-
-
-def _best_of(
-    rows: list[tuple[str, dict[str, Any]]], measure: Measure, what: str, seeds: int
-) -> str:
-    """Return the sentence about the best row: its rivals, or else the nearest of the others."""
-    (best, first), *rest = rows
-    praise = f"{best} is the {'fastest' if measure.name == 'time_to_target' else 'best'}"
-    equal = {name for name, _ in itertools.takewhile(lambda item: item[1]["same_as_above"], rest)}
-    rivals = {
-        name: row for name, row in rest if row["apart_from_best"] is False and name not in equal
-    }
-    if rivals:
-        listed = f"{', '.join(rivals)} ({_remedy(list(rivals.values()), 'best')})"
-        return f"{praise}; not distinguishable with {counted(seeds, 'seed')}: {listed}"
-    worse = {name: row["best_low"] for name, row in rest if row["apart_from_best"]}
-    if not worse:
-        return f"{praise}{'' if equal else f'; no other {what} can be compared'}"
-    nearest = min(worse, key=lambda name: worse[name])
-    row = dict(rows)[nearest]
-    heading = measure.heading.partition(" (")[0]
-    if first["ratio"]:
-        unit, than = f"times the {heading}", f" of {best}"
-    else:
-        unit, than = f"{'less' if measure.best == 'most' else 'more'} {heading}", f" than {best}"
-    gap = _interval(row["best_low"], row["best_high"], first["ratio"])
-    return (
-        f"{praise}, distinguishable from all others; the nearest, {nearest}, has {gap} {unit}{than}"
-    )
-
-
-def _remedy(rows: list[dict[str, Any]], than: str) -> str:
-    """Say what would distinguish some rows from the best row, or from the row above."""
-    if any(np.isinf(row[f"{than}_high"]) for row in rows):
-        return "longer runs might distinguish them: some runs did not reach the target"
-    count = int(max(row[_NEEDS[than]] for row in rows))
-    if count > _MANY_SEEDS:
-        return f"more than {_MANY_SEEDS} seeds would be needed"
-    return f"about {count} seeds would distinguish them"
-
-
-def _lacking(row: dict[str, Any]) -> str:
-    """Return the reason why a row was not compared."""
-    if row["diverged"]:
-        return f"diverged with {row['diverged']} of {row['seeds']} seeds"
-    if "reached" in row:
-        return f"not reached with {row['seeds'] - row['reached']} of {row['seeds']} seeds"
-    return "nothing to compare"
-
-
-def as_good(
-    rates: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure
-) -> pd.Series:
-    """Mark the rows of a `grid` over methods and rates that are as good as the method's best, with
-    less noise.
-
-    Their mean is within one standard error (of the differences, seed by seed) of the best mean, and
-    their standard deviation is less. The best rate remains the rate of the best mean: the rate of
-    the least spread would make the noise look smaller than it is. In simulations of five equal
-    methods with four equal rates each, some up to ten times as noisy, and three seeds, the
-    intervals separated some pair of methods in 0 to 5 % of the tables; in 1 to 6 % with the
-    quietest rate within one standard error, in 6 to 15 % within four.
-    """
-    runs = rates[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
-    values = runs.pivot(index="place", columns="seed", values=measure.name)
-    first = rates.groupby(by[0], sort=False)[by[1]].transform(lambda rates: rates.index[0])
-    with np.errstate(invalid="ignore"):
-        worse = (values - values.loc[first].to_numpy()) * (1 if measure.best == "least" else -1)
-        near = worse.mean(axis=1, skipna=False) <= worse.std(axis=1, skipna=False) / np.sqrt(
-            worse.shape[1]
-        )
-    spreads = rates[f"{measure.name}_sd"]
-    return near & (spreads < spreads.loc[first].to_numpy())
-
-
-def rates_as_good(rates: pd.DataFrame, measure: Measure) -> str:
-    """Name the rates that are `as_good` as the best of their methods; empty if there are none.
-
-    ``rates``: a `grid` over ``method`` and ``learning_rate``, with the columns ``best`` and
-    ``as_good``.
-    """
-    rates, lines = rates.assign(shown=spread(rates, measure.name)), []
-    for _, rows in rates.groupby("method", sort=False):
-        (best,) = rows[rows["best"]].itertuples()
-        lines += [
-            f"{row.method}: {row.learning_rate:g} ({row.shown}) is as good as "
-            f"{best.learning_rate:g} ({best.shown}), "
-            "with less noise"
-            for row in rows[rows["as_good"]].itertuples()
-        ]
     return "\n".join(lines)
 
 

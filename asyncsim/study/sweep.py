@@ -19,23 +19,32 @@ defaults of all other options; see `asyncsim.study.configure`.
 """
 
 import dataclasses
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsim.base.console import each_note_once, note
-from asyncsim.base.errors import InputError, require_count
-from asyncsim.study.config import StudyConfig, StudyOptions
+from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.study.config import JobOptions, StudyConfig, StudyOptions
 from asyncsim.study.jobs import Job, Result, executor_of, run_jobs
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS
+from asyncsim.study.target import TargetOptions
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.study.cell import Cell
 
+#: Options with a single value in each study, and the lengths of runs beside --steps.
+_SINGLE = {
+    *(field.name for field in dataclasses.fields(JobOptions)),
+    *("methods", "seeds", "sites", "failures", "x64", "animate"),
+}
+_LENGTHS = ("time_budget", "epochs", "gradients")
 #: Characters of a value in the name of a cell's folders.
 _LONGEST = 60
 
@@ -81,6 +90,88 @@ class SweepConfig(StudyOptions):
             options[field.name] = value
         options["steps"] = self.steps or 1
         return StudyConfig(**{**options, **values})
+
+
+@dataclass(frozen=True)
+class ComparisonConfig(TargetOptions, StudyConfig):
+    """Options of a comparison: each option of the cluster, the data and the training may have
+    several values, each combination of which is a cell.
+    """
+
+    #: The options that may have several values.
+    several: ClassVar[frozenset[str]] = frozenset(
+        field.name for field in dataclasses.fields(StudyConfig) if field.name not in _SINGLE
+    )
+
+    scale: Literal["small", "paper"] = "small"
+    """Defaults of all other options: minutes on the bundled digits, or the paper's scale."""
+    time_budget: float | None = None
+    """Simulated time of each run (s), instead of --steps."""
+    epochs: float | None = None
+    """Passes of all workers together through the training data, instead of --steps."""
+    gradients: int | None = None
+    """Gradients of each worker, on average, instead of --steps."""
+
+    @property
+    def varied(self) -> dict[str, tuple[Any, ...]]:
+        """The options with several values."""
+        values = {name: getattr(self, name) for name in vars(self) if name in self.several}
+        return {name: value for name, value in values.items() if isinstance(value, tuple)}
+
+    def points(self) -> list[dict[str, Any]]:
+        """Return the values of each cell."""
+        varied = self.varied | ({"learning_rate": self.tune} if self.tune else {})
+        return [
+            dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())
+        ]
+
+    def at(self, **values: Any) -> StudyConfig:
+        """Return the options of a cell; of other options with several values the first."""
+        first = {name: several[0] for name, several in self.varied.items()}
+        options: dict[str, Any] = {**vars(self), **first, **values}
+        names = [field.name for field in dataclasses.fields(StudyConfig)]
+        return StudyConfig(**{name: options[name] for name in names})
+
+    def check(self) -> None:
+        """Check the options; see `StudyOptions.check`."""
+        for name, values in self.varied.items():
+            check_values(name, values)
+        self.check_target()
+        lengths = [name for name in _LENGTHS if getattr(self, name) is not None]
+        for name in lengths:
+            require_positive(name, getattr(self, name))
+        if len(lengths) > 1:
+            raise InputError(
+                f"{lengths[0]} = {getattr(self, lengths[0])}: is a length, and so is "
+                f"{lengths[1]}; give one"
+            )
+        for point in self.points():
+            self.at(**point).check()
+
+    def with_length(self, cell: "Cell") -> "Cell":
+        """Return a cell with the length of its runs."""
+        if self.epochs is not None:
+            steps = steps_of_epochs(cell, self.epochs)
+            interval = cell.config.evaluate_every or max(1, int(steps // self.epochs))
+            return cell.with_options(steps=steps, evaluate_every=interval)
+        if self.gradients is not None:
+            return cell.with_options(steps=int(self.gradients // cell.cluster.mean_window))
+        return cell._replace(seconds=self.time_budget)
+
+
+def preset(
+    base: type[ComparisonConfig] = ComparisonConfig,
+    *,
+    small: Mapping[str, Any],
+    paper: Mapping[str, Any] | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Return a study's Config, whose defaults are those of the small scale, and its SCALES."""
+    types = {field.name: field.type for field in dataclasses.fields(base)}
+    defaults = [(name, types[name], dataclasses.field(default=small[name])) for name in small]
+    config: Any = dataclasses.make_dataclass("Config", defaults, bases=(base,), frozen=True)
+    config.__module__ = base.__module__
+    scales = {"small": config()}
+    return config, scales if paper is None else {**scales, "paper": config(scale="paper", **paper)}
 
 
 def check_values(name: str, values: Any, remedy: str = "give one or more") -> None:
@@ -161,6 +252,7 @@ def run_cells(
     conclude: "Callable[[Path, pd.DataFrame], None]",
     measure: Sequence[Job] = (),
     follow: "Callable[[Path, pd.DataFrame], Sequence[Cell]] | None" = None,
+    also: Mapping[str, Any] = MappingProxyType({}),
 ) -> Result:
     """Run the methods of each cell, on one trace per seed; see `asyncsim.study.jobs.run_jobs`.
 
@@ -169,14 +261,14 @@ def run_cells(
 
     ``study``: its name. ``conclude(folder, summary)`` draws the figures and prints the tables of
     the finished runs. ``measure``: additional measurements. ``follow(folder, summary)`` returns
-    further cells.
+    further cells. ``also``: further entries of ``config.json``.
     """
     from asyncsim.study.cell import jobs_of, weak_attacks
 
     methods: dict[str, Any] = {}  # of the first cell that has each
     for cell in cells:
         methods |= {method.name: method for method in cell.methods if method.name not in methods}
-    record = {"study": study, **config.record(list(methods.values()), cells[0].problem)}
+    record = {"study": study, **config.record(list(methods.values()), cells[0].problem), **also}
     if cells[0].goal is not None:
         record |= {"target": cells[0].goal.value, "target_of": cells[0].goal.of}
     if any(cell.values for cell in cells):

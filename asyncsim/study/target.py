@@ -44,6 +44,10 @@ class TargetOptions:
         """The target of all runs."""
         return self.goal_of("train_loss")
 
+    def goal_on(self, problem: Any) -> "Target":
+        """Return the target of all runs on a problem."""
+        return self.goal
+
     def goal_of(self, usual: str) -> "Target":
         """Return the target; a value of the measure ``usual`` unless the options name another."""
         of = self.target_of or usual

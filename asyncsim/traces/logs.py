@@ -88,7 +88,7 @@ class Log:
             index = int(np.argmin(holds))
             value = self.table[column].iloc[index]
             text = f"{value:.12g}" if isinstance(value, float) else value
-            text = "empty" if pd.isna(value) else text
+            text = "empty" if np.ndim(value) == 0 and pd.isna(value) else text
             row = self.row_text(index)
             raise InputError(f"{self.name}: {column} of {row} is {text}; it {rule}")
 

@@ -1,6 +1,5 @@
 """The samples of a trace with rollouts: their staleness, and a check of their counts."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +7,6 @@ import pandas as pd
 
 from asyncsim.base.errors import require_choice
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.rules import require_column
 
 #: The outcomes of a sample, or of an attempt at it.
 SAMPLE_OUTCOMES = ("trained", "dropped", "discarded", "cancelled", "open")
@@ -58,27 +56,6 @@ class RolloutTables(NamedTuple):
     samples: pd.DataFrame
     switches: pd.DataFrame
     updates: pd.DataFrame
-
-
-def rollout_tables(columns: Mapping[str, pd.DataFrame]) -> RolloutTables:
-    """Rebuild the tables of samples from their columns in a file.
-
-    Raises
-    ------
-    InputError
-        A number that no simulation gives.
-    """
-    samples = columns["samples"]
-    samples = samples.assign(outcome=pd.Categorical(samples["outcome"], SAMPLE_OUTCOMES))
-    right = {
-        "outcome": samples["outcome"].notna(),
-        "length": samples["length"] >= 0,
-        "version": samples["version"] >= samples["start_version"],
-        "staleness": samples["staleness"] == samples["version"] - samples["read_version"],
-    }
-    for name, holds in right.items():
-        require_column("samples", samples, name, holds, "cannot be")
-    return RolloutTables(samples, columns["switches"], columns["updates"])
 
 
 class Audit(NamedTuple):
@@ -131,9 +108,8 @@ def largest_staleness(cluster: Cluster) -> int | None:
     """Return the staleness that no trained sample exceeds; None if none is known.
 
     `discard` checks it as a learner takes a batch. `pace` bounds it if groups are consumed in the
-    order of their starts and every version is published: the samples before one in the window fill
-    at most ``eta`` batches. Both hold for one learner: of several, the others make versions while
-    one computes.
+    order of their starts: the samples before one in the window fill at most ``eta`` batches. Both
+    hold for one learner: of several, the others make versions while one computes.
     """
     rollouts = cluster.rollouts
     if rollouts is None or cluster.workers > 1:
@@ -141,7 +117,7 @@ def largest_staleness(cluster: Cluster) -> int | None:
     queue = rollouts.queue
     if queue.limit is not None:
         return queue.limit
-    if queue.eta is not None and rollouts.consume == "started" and rollouts.publish == 1:
+    if queue.eta is not None and rollouts.consume == "started":
         return queue.eta
     return None
 

@@ -1,15 +1,11 @@
-"""The four tables of a trace: its messages, and the conversions to and from a frame."""
+"""The four tables of a trace: its messages, and their joins."""
 
 import itertools
-import operator
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.errors import InputError
-from asyncsim.clusters.policy import Policy
 from asyncsim.traces.columns import (
     APPLIED,
     BUFFERED,
@@ -20,27 +16,14 @@ from asyncsim.traces.columns import (
     OUTCOMES,
     PART_COLUMNS,
     READ_COLUMNS,
-    TABLES,
-    Source,
     arrays_of,
     table_of,
 )
-from asyncsim.traces.rules import require_order, require_parts, require_rows, require_spells
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
 
 Columns = dict[str, Any]
-
-#: The side tables of the frame, views of the four tables, with their columns.
-SIDE_TABLES = {
-    "open_reads": ["worker", "job", *READ_COLUMNS.values()],
-    "present": ["worker", "arrive_time"],
-    "in_flight": ["row", "taker", "weight", "arrive_time"],
-    "spells": ["worker", "kind", "begin", "end", "detected", "from_row", "to_row"],
-    "parts": [*PART_COLUMNS],
-    "open_parts": ["worker", "job", *READ_COLUMNS.values(), "shard"],
-}
 
 
 def messages_to_server(
@@ -188,133 +171,3 @@ def _read_columns(table: pd.DataFrame, reads: pd.DataFrame, before: np.ndarray) 
         )
     staleness = before - columns["read_version"]
     return columns | {"push_version": push_version, "push_time": push_time, "staleness": staleness}
-
-
-def tables_of(
-    frame: pd.DataFrame, source: Source, side_tables: Mapping[str, pd.DataFrame | None]
-) -> Columns:
-    """Split a frame, with the `SIDE_TABLES`, into the four tables of a trace; see `Trace.of`."""
-    open_reads, present, in_flight, spells, parts, open_parts = (
-        pd.DataFrame(np.zeros((0, len(names))), columns=names)
-        if (table := side_tables.get(name)) is None
-        else table
-        for name, names in SIDE_TABLES.items()
-    )
-    frame = frame.reset_index(drop=True)
-    messages = _listed(frame)
-    require_rows(frame, messages, in_flight, source)
-    require_order(frame)
-    require_parts(parts, frame, source)
-    require_spells(spells, source.workers, len(frame))
-    columns: Columns = {name: frame[name].to_numpy() for name in TABLES["steps"] if name in frame}
-    rows, ends = (
-        table.assign(shard=-1)
-        if shards.empty
-        else pd.concat([table.assign(shard=-1), shards], ignore_index=True)
-        for table, shards in ((frame, parts), (open_reads, open_parts))
-    )
-    reads, read, push_read = _reads(rows, source, ends)
-    columns["read"], columns["push_read"] = read[: len(frame)], push_read[: len(frame)]
-    steps, absences = table_of("steps", columns), _absences(frame, spells, source.policy)
-    if "sources" in frame:
-        taken_up = messages.rename(columns={"row": "by", "source": "step"})
-        flying = in_flight.rename(columns={"row": "step"})
-        table = messages_of_peers(columns["worker"], dict(taken_up), dict(flying))
-    elif len(parts):
-        of_parts = dict(
-            parts.assign(
-                step=parts["commit"], read=read[len(frame) :], push_read=push_read[len(frame) :]
-            )
-        )
-        table = messages_of_parts(of_parts, dict(present))
-    else:
-        table = messages_to_server(steps, dict(present), absences)
-    return {"steps": steps, "reads": reads, "messages": table, "absences": absences}
-
-
-def _listed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Flatten the lists of messages in a frame: ``row``, ``source`` and ``weight``.
-
-    Raises
-    ------
-    InputError
-        The lists of a row are no lists of numbers, or of different lengths.
-    """
-    messages: list[tuple[int, int, float]] = []
-    for row, (sources, weights) in enumerate(
-        zip(frame.get("sources", ()), frame.get("weights", ()), strict=True)
-    ):
-        try:
-            listed = [
-                (row, operator.index(source), float(weight))
-                for source, weight in zip(sources, weights, strict=False)
-            ]
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InputError(
-                f"frame: sources and weights of row {row} must be lists of rows and numbers "
-                f"({error})"
-            ) from None
-        if len(sources) != len(weights):
-            numbers = f"{len(sources)} sources and {len(weights)} weights"
-            raise InputError(f"frame: row {row} has {numbers}; it must have as many")
-        messages += listed
-    return pd.DataFrame(messages, columns=["row", "source", "weight"]).astype(
-        {"row": int, "source": int, "weight": float}
-    )
-
-
-def _reads(
-    frame: pd.DataFrame, source: Source, open_reads: pd.DataFrame
-) -> tuple[pd.DataFrame, Any, Any]:
-    """Return the reads of a frame; for each row, its read and its message's read."""
-    key, parts = ["worker", "job", "shard"], [frame, open_reads]
-    following = frame[key].assign(job=frame["job"] + 1)
-    pulls = source.separate_reads and source.protocol == "read_then_write"
-    if pulls:  # of some of the reads that formed a message there is nothing else
-        formed = frame["outcome"].isin(OUTCOMES[:CANCELLED])
-        parts.insert(
-            0,
-            following.assign(read_version=frame["push_version"], read_time=frame["push_time"])[
-                formed
-            ],
-        )
-    names = {column: name for name, column in READ_COLUMNS.items()}
-    reads = pd.concat(
-        [part.reindex(columns=[*key, *names]).assign(is_open=part is open_reads) for part in parts]
-    )
-    # A message that is sent again has several rows with one read.
-    reads = reads.rename(columns=names).drop_duplicates(key, keep="last")
-    index = pd.MultiIndex.from_frame(reads[key])
-    read, push_read = (
-        index.get_indexer(pd.MultiIndex.from_frame(rows)) for rows in (frame[key], following)
-    )
-    return table_of("reads", dict(reads)), read, push_read if pulls else np.full(len(frame), -1)
-
-
-def _absences(frame: pd.DataFrame, spells: pd.DataFrame, policy: Policy) -> pd.DataFrame:
-    """Return the absences of a frame, with the versions restored.
-
-    Raises
-    ------
-    InputError
-        Versions were made between rows that no outage, death or timing policy explains.
-    """
-    absences = table_of("absences", spells, len(spells))
-    if "failed_by" not in frame:
-        return absences
-    restores, restored, version = arrays_of(frame, "restores", "restored", "version")
-    rows = np.repeat(np.arange(len(frame)), restores)
-    outages = np.flatnonzero(absences["kind"] == "outage")
-    before = version - (frame["outcome"] == "applied").to_numpy()
-    at = absences["from_row"].where(absences["kind"] != "outage")
-    by_death = np.flatnonzero(before - restores > np.r_[0, version[:-1]])
-    explained = policy.completes_between_messages or np.isin(by_death, at).all()
-    if len(rows) > len(outages) or not explained:
-        raise InputError(
-            "spells: miss an outage or a death that made a version between rows; give all spells"
-        )
-    to_row, checkpoint = absences["to_row"].to_numpy(copy=True), np.full(len(absences), -1)
-    to_row[outages] = len(frame)
-    to_row[outages[: len(rows)]] = rows
-    checkpoint[outages[: len(rows)]] = restored[rows]
-    return absences.assign(to_row=to_row, version=checkpoint)

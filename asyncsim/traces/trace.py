@@ -2,7 +2,7 @@
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ from asyncsim.traces.columns import (
     Source,
     arrays_of,
 )
-from asyncsim.traces.rules import require_shards
 from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
-from asyncsim.traces.tables import SIDE_TABLES, frame_of, parts_of, tables_of
+from asyncsim.traces.tables import frame_of, parts_of
 from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary, waits
 
 
@@ -177,37 +176,6 @@ class Trace:
     absences: pd.DataFrame
     rollouts: RolloutTables | None = None
 
-    @classmethod
-    def of(
-        cls,
-        frame: pd.DataFrame,
-        source: Source,
-        open_reads: pd.DataFrame | None = None,
-        present: pd.DataFrame | None = None,
-        in_flight: pd.DataFrame | None = None,
-        spells: pd.DataFrame | None = None,
-        parts: pd.DataFrame | None = None,
-        open_parts: pd.DataFrame | None = None,
-    ) -> "Trace":
-        """Build a trace from its frame and its optional side tables.
-
-        Raises
-        ------
-        InputError
-            A column is missing, or rows contradict each other; or the source has groups of
-            tensors, whose versions a frame lacks.
-        """
-        side_tables = {
-            "open_reads": open_reads,
-            "present": present,
-            "in_flight": in_flight,
-            "spells": spells,
-        }
-        side_tables |= {"parts": parts, "open_parts": open_parts}
-        trace = cls(source, **tables_of(frame, source, side_tables))
-        require_shards(trace)
-        return trace
-
     def __len__(self) -> int:
         return len(self.steps)
 
@@ -271,6 +239,20 @@ class Trace:
         steps = steps[is_accepted].reset_index(drop=True)
         return Trace(self.source, steps, reads, messages, absences, self.rollouts)
 
+    def head(self, rows: int) -> "Trace":
+        """Return the first rows, as a trace that ended there, without its open reads."""
+        end = self.steps["commit_time"].iloc[rows - 1]
+        numbers = ["from_row", "to_row"]
+        absences = self.absences[self.absences["begin"] <= end]
+        absences = absences.assign(**absences[numbers].where(absences[numbers] <= rows))
+        return replace(
+            self,
+            steps=self.steps.iloc[:rows],
+            reads=self.reads.assign(is_open=False),
+            messages=self.messages[self.messages["step"].between(0, rows - 1)],
+            absences=absences,
+        )
+
     @functools.cached_property
     def has_failures(self) -> bool:
         """Whether the cluster has failures, or the trace records one."""
@@ -319,9 +301,8 @@ class Trace:
         failures also messages (``taker`` -1) lost with a dead worker, at ``arrive_time``.
         """
         flying = self.messages[(self.messages["by"] < 0) & (self.protocol == GOSSIP)]
-        return flying.rename(columns={"step": "row"})[SIDE_TABLES["in_flight"]].reset_index(
-            drop=True
-        )
+        columns = ["row", "taker", "weight", "arrive_time"]
+        return flying.rename(columns={"step": "row"})[columns].reset_index(drop=True)
 
     @property
     def spells(self) -> pd.DataFrame:
@@ -331,7 +312,7 @@ class Trace:
         are seconds. For workers ``from_row`` and ``to_row`` are the rows at which the server did
         not count them, the last exclusive. Values after the end are not a number.
         """
-        spells = self.absences[SIDE_TABLES["spells"]].astype({"kind": str})
+        spells = self.absences.drop(columns="version").astype({"kind": str})
         return spells.assign(to_row=spells["to_row"].where(spells["worker"] >= 0))
 
     @property
@@ -546,7 +527,7 @@ class Trace:
         return waits(self)
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write one parquet file with all tables; on failure, nothing.
+        """Write one parquet file, a row with a list for each column; on failure, nothing.
 
         The same trace gives the same bytes.
 

@@ -29,9 +29,10 @@ from asyncsim.traces.columns import (
     READ_COLUMNS,
     TAKES_UP,
     Source,
+    arrays_of,
+    previous_rows,
 )
 from asyncsim.traces.logs import CLOCK, Log
-from asyncsim.traces.rules import require_rows
 from asyncsim.traces.trace import Trace
 
 Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -51,6 +52,9 @@ _GOSSIP_TIMES = ("start_time", "send_time", "commit_time")
 _READ_TIMES = ("read_arrive_time", "read_serve_time", "read_time")
 _OPTIONAL = ("send_time",)
 _PRESENT = ("worker", "arrive_time")
+#: By how much shares that sum to one may miss it.
+_ROUND_OFF = 1e-9
+_SHARE = "must be above 0 and at most 1"
 #: Columns that are computed, and checked if present.
 _COUNTED = tuple(
     name for name, unit in COLUMNS.items() if unit != "s" and name not in ("worker", "outcome")
@@ -244,7 +248,6 @@ def trace_of_log(
         steps = steps.assign(start_time=trace.reads["time"].to_numpy()[steps["read"]])
     trace = replace(trace, source=source, steps=steps)
     _check_counted(log, trace.frame)
-    require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
     return trace
 
 
@@ -338,6 +341,9 @@ def _recorded_without_server(
         "in_flight", dict.fromkeys(names, ()) if in_flight is None else in_flight, names
     )
     columns = {name: flying.numbers(name) for name in names[1:]}
+    is_taker = np.isin(columns["taker"], np.arange(source.workers))
+    flying.require("taker", is_taker, f"must be a worker from 0 to {source.workers - 1}")
+    flying.require("weight", _is_share(columns["weight"]), _SHARE)
     arrives = np.full(len(flying.table), float(ordered["commit_time"].iloc[-1]))
     if "arrive_time" in flying.table:
         flying.take_times(["arrive_time"], like=log)
@@ -352,8 +358,50 @@ def _recorded_without_server(
         columns | {"step": step, "arrive_time": arrives},
         {"start_time": np.full(source.workers, np.nan)},
     )
-    require_rows(trace.frame, trace.taken_up, trace.in_flight, source)
+    log.table = ordered
+    _require_shares(log, trace)
     return trace
+
+
+def _is_share(weights: np.ndarray) -> np.ndarray:
+    return (weights > 0) & (weights <= 1 + _ROUND_OFF)
+
+
+def _require_shares(log: Log, trace: Trace) -> None:
+    """Raise InputError unless each row's state is kept, sent and taken up exactly once."""
+    rows, workers = len(trace), trace.workers
+    worker, kept, partner = arrays_of(trace.steps, "worker", "kept", "partner")
+    row, sent, weight = arrays_of(trace.taken_up, "row", "source", "weight")
+    previous = previous_rows(worker)
+    shares = 1.0 - trace.kept_after
+    goes_on = previous >= 0
+    shares += np.bincount(previous[goes_on], kept[goes_on], rows)
+    is_last = np.bincount(previous[goes_on], minlength=rows) == 0
+    is_unique = ~pd.MultiIndex.from_arrays([worker[row], sent]).duplicated()
+
+    def everywhere(holds: np.ndarray) -> np.ndarray:
+        """Return the mask of rows whose messages all obey a rule."""
+        return np.bincount(row[~holds], minlength=rows) == 0
+
+    for column, holds, rule in (
+        ("sources", everywhere(worker[sent] != worker[row]), "must be rows of other workers"),
+        ("sources", everywhere(is_unique), "must be taken up only once by a worker"),
+        ("weights", everywhere(_is_share(weight)), _SHARE),
+        ("kept", (kept >= 0) & (kept <= 1 + _ROUND_OFF), "must be from 0 to 1"),
+        ("kept", (kept == 1) | goes_on, "must be 1 in the first row of a worker"),
+        (
+            "weights",
+            (shares <= 1 + _ROUND_OFF) & (is_last | (shares >= 1 - _ROUND_OFF)),
+            "are of rows of which more, or less, than all is taken up, kept or in flight",
+        ),
+        (
+            "partner",
+            np.isin(partner, np.arange(-1, workers)),
+            f"must be a worker from 0 to {workers - 1}, or -1 for none",
+        ),
+        ("partner", partner != worker, "must be another worker"),
+    ):
+        log.require(column, holds, rule)
 
 
 def _order_of(rows: pd.DataFrame, earlier: list[list[int]], workers: int) -> list[int]:
@@ -496,6 +544,8 @@ def _check_counted(log: Log, frame: pd.DataFrame) -> None:
         f"must not be before its read was served: a worker has one computation in flight; {CLOCK}"
     )
     log.require(first, late, rule)
+    is_formed = frame["push_time"] <= frame["commit_time"]
+    log.require("commit_time", is_formed, f"must not be before the read for its message; {CLOCK}")
     for name in _COUNTED:
         if name in log.table:
             counted = frame[name].to_numpy()

@@ -1,0 +1,272 @@
+"""Studies that compare: declared by their options, their rows and their columns.
+
+Each combination of the values of a `asyncsim.study.sweep.ComparisonConfig` is a cell, run with the
+same random numbers. A row counts at its best learning rate, by the order of
+`asyncsim.study.ranking.grid`; rows are ranked within a setting. A study is its defaults and its
+additional columns::
+
+    Config, SCALES = preset(small={"discipline": ("fifo", "lowest_rank")})
+    run = Comparison("queue", measure=final_loss).run
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import optax
+import pandas as pd
+
+from asyncsim.base.console import VERDICT, counted, note
+from asyncsim.base.errors import InputError
+from asyncsim.clusters.cluster_text import describe
+from asyncsim.methods import METHODS, Method
+from asyncsim.problems.problem import measures
+from asyncsim.replays.run import Run
+from asyncsim.study.cell import Cell, CellRun, timings
+from asyncsim.study.columns import Column, text_of
+from asyncsim.study.finished import Finished, TheoryValue, present, read, trace_means, with_theory
+from asyncsim.study.outcome import own_measures
+from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
+from asyncsim.study.results import RANKING
+from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.study.target import Target, say_at_start
+from asyncsim.theory import throughput_theory
+from asyncsim.traces.phases import Phases
+from asyncsim.traces.trace import Trace
+
+#: The rows at their best rates, the rows at every rate, and the costs of each cluster.
+TABLE, TUNING, CLUSTERS = RANKING, "tuning.csv", "clusters.csv"
+_RATE = "learning_rate"
+#: Columns of every comparison, if the runs have them; a problem's own measures stand between.
+_LEARNED = ("time_to_target", "gradients_to_target", "final_loss", "train_loss", "test_loss")
+_COSTS = ("first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages")
+#: Parts of the time that failures leave.
+_LOST = ("waiting", "sending", "discarded", "failed", "restoring")
+#: Further tables of a study by the names of their files, and texts.
+Further = tuple[Mapping[str, pd.DataFrame], Sequence[str]]
+
+
+class Comparison(NamedTuple):
+    """A study: its name, what its rows are, their measure and their columns."""
+
+    name: str
+    compared: tuple[str, ...] = ("method",)  #: columns that name a ranked row
+    measure: Callable[[Any, Any], Measure] = lambda config, problem: Measure("time_to_target")
+    columns: tuple[str | Column, ...] = ()  #: of the table, before those of every comparison
+    #: Further columns of a run.
+    of_run: Callable[[CellRun, Run, Trace], Mapping[str, Any]] = lambda job, run, trace: {}
+    #: The cells with the study's methods.
+    prepare: Callable[[Any, list[Cell]], list[Cell]] = lambda config, cells: cells
+    cases: tuple[str, ...] = ()  #: columns of cases, of which the worst counts
+    #: The runs that count, from the summary.
+    counting: Callable[[pd.DataFrame], pd.DataFrame] = lambda summary: summary
+    further: Callable[["Table"], Further] = lambda table: ({}, ())
+    traces_alone: bool = False  #: whether it has an answer without methods
+
+    def run(self, config: Any) -> Result:
+        """Run the study; see `asyncsim.study.sweep.run_cells`."""
+        config.check()
+        config.say_ignored((_RATE,) if config.tune else (), "beside --tune")
+        with config.computing_device():
+            cells = self.prepare(config, sweep(config, config.points(), self.traces_alone))
+            cells = [cell for cell in cells if cell.methods or not config.methods]
+            if not cells:
+                names = ", ".join(map(str, config.methods))
+                raise InputError(f"methods = {names}: none can be run here; give others")
+            problem = cells[0].problem
+            goal, measure = config.goal_on(problem), self.measure(config, problem)
+            goal.check()
+            goal.check_of(problem)
+            cells = [
+                config.with_length(cell)._replace(goal=goal, of_run=self._columns) for cell in cells
+            ]
+
+            def conclude(folder: Path, summary: pd.DataFrame) -> None:
+                finished = read(folder, self.name)
+                table = Table(self, config, cells, goal, finished, measure).ranked()
+                tables, texts = self.further(table)
+                if table.best is not None:
+                    tables = {TABLE: table.best, TUNING: table.rates, **tables}
+                    texts = [table.about(), *texts, *table.texts()]
+                present(folder, tables, *texts)
+                if "at_start" in summary and (warning := say_at_start(summary, goal)):
+                    note(warning)
+
+            also = {"compared": list(self.compared), "measure": measure.name}
+            return run_cells(self.name, config, cells, conclude, also=also)
+
+    def _columns(self, job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:
+        return {**costs(job.cell, job.method, trace), **self.of_run(job, run, trace)}
+
+
+class Table(NamedTuple):
+    """The results of a comparison."""
+
+    study: Comparison
+    config: Any
+    cells: list[Cell]
+    goal: Target
+    finished: Finished
+    measure: Measure
+    best: Any = None  #: each row of each setting at its best rate, the best first; None: no runs
+    rates: Any = None  #: the same at every rate
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns of a row: the options that differ, and the method."""
+        names = dict.fromkeys([*self.cells[0].values, "method"])
+        return [name for name in names if name not in (_RATE, *self.study.cases)]
+
+    @property
+    def compared(self) -> list[str]:
+        """The columns that name a ranked row."""
+        return [name for name in self.keys if name in self.study.compared] or ["method"]
+
+    @property
+    def settings(self) -> list[str]:
+        """The columns of a setting, within which rows are ranked."""
+        return [name for name in self.keys if name not in self.compared]
+
+    def groups(self, rows: pd.DataFrame) -> list[pd.DataFrame]:
+        """Return the rows of each setting, in the order of the summary."""
+        if not self.settings:
+            return [rows]
+        rows = self.finished.summary[self.settings].drop_duplicates().merge(rows)
+        return [part for _, part in rows.groupby(self.settings, sort=False)]
+
+    def ranked(self) -> "Table":
+        """Return the results with their tables; without methods there are none."""
+        if "method" not in self.finished.summary:
+            return self
+        study, keys = self.study, [*self.keys, _RATE]
+        summary = study.counting(self.finished.summary)
+        rate = summary.get(f"method.{_RATE}", float("nan"))  # a user's method may have none
+        summary = summary.assign(**{_RATE: rate}).drop_duplicates([*keys, *study.cases, "seed"])
+        own = [column.name if isinstance(column, Column) else column for column in study.columns]
+        columns = dict.fromkeys(
+            [*own, *_LEARNED, "test_accuracy", *own_measures(summary), *_COSTS, "gigabytes"]
+        )
+        rates = grid(summary, [*keys, *study.cases], columns, self.measure)
+        worst = rates.drop_duplicates(keys, keep="last") if study.cases else rates
+        best = worst.drop_duplicates(self.keys)
+        runs = summary.merge(best[[*keys, *study.cases]])
+        rows = [ranked(group, runs, keys, self.measure) for group in self.groups(best)]
+        return self._replace(best=pd.concat(rows, ignore_index=True), rates=rates)
+
+    def about(self) -> str:
+        """Describe the clusters and the lengths of the runs."""
+        config = self.config
+        described: dict[str, list[str]] = {}
+        for cell in self.cells:
+            for cluster, names in timings(cell.cluster, cell.methods, config.bits).items():
+                described.setdefault(describe(cluster, cell.config.attack), []).extend(names)
+        lines = [
+            f"{', '.join(dict.fromkeys(names))}: {text}" if len(described) > 1 else text
+            for text, names in described.items()
+        ]
+        budget = config.time_budget
+        length = f"{budget:g} s" if budget else "the same number of accepted gradients"
+        rates = self.rates[_RATE].nunique()
+        tuned = f", each at the best of {rates} learning rates" if config.tune else ""
+        return "\n".join(
+            [
+                *lines,
+                f"{self.cells[0].problem.name}; {length} for every method{tuned}; "
+                f"{counted(int(self.best['seeds'].max()), 'seed')}; time and gradients until "
+                f"{self.goal.criterion()}; \u00b1: standard deviation over the seeds",
+            ]
+        )
+
+    def texts(self) -> Iterator[str]:
+        """Yield the ranked table and the verdict of each setting, and the best rates at an edge."""
+        own = [name for name in own_measures(self.best) if not name.endswith("_sd")]
+        columns = (*self.study.columns, *_LEARNED, "test_accuracy", *own, *_COSTS, "gigabytes")
+        by = [*self.compared, *self.study.cases, _RATE]
+        longer = "--steps" if self.config.time_budget is None else "--time-budget"
+        what = " and ".join(self.compared)
+        for group in self.groups(self.best):
+            rows = group.reset_index(drop=True)
+            setting = ", ".join(f"{name} {rows[name].iloc[0]}" for name in self.settings)
+            names = [" on ".join(map(str, row)) for row in rows[self.compared].to_numpy()]
+            yield f"{setting}\n{ranked_text(rows, by, self.measure, columns)}".lstrip("\n")
+            words = verdict(rows, names, self.measure, what, self.goal, longer)
+            yield f"{VERDICT}{f'{setting}: ' if setting else ''}{words}"
+            yield at_the_edge(rows, self.config.tune, names)
+
+
+def costs(cell: Cell, method: Method, trace: Trace) -> dict[str, float]:
+    """Return the mean staleness of a run, the share of discarded computations, and its traffic.
+
+    A worker sends a message and reads: a parameter vector each, unless the method's timing has
+    other sizes. The bytes of an all-reduce are those that all workers send.
+    """
+    outcome, vector = trace.frame["outcome"], cell.config.vector_bytes(cell.problem)
+    size = method.timing.bytes_of_visit(vector, vector, cell.config.bits)
+    visits = int((outcome != "cancelled").sum()) if any(size) else 0
+    sent = visits * sum(size)
+    if trace.cluster is not None and trace.policy.collective is not None:
+        sent = trace.cluster.all_reduced_bytes(vector) * (outcome == "applied").sum()
+    return {
+        "staleness_mean": trace.summary()["staleness_mean"],
+        "discarded": float(outcome.isin(["discarded", "cancelled"]).mean()),
+        "messages": 2 * visits,
+        "gigabytes": sent / 1e9,
+    }
+
+
+def final_loss(config: Any, problem: Any) -> Measure:
+    """Compare by the minibatch loss at the end."""
+    return Measure("final_loss")
+
+
+def final_accuracy(config: Any, problem: Any) -> Measure:
+    """Compare by the test accuracy at the end, or the training loss if there is none."""
+    has_accuracy = "test_accuracy" in measures(problem)
+    return Measure("test_accuracy", "most") if has_accuracy else Measure("train_loss")
+
+
+def with_nesterov(method: Method, rate: float, momentum: float, decay: float = 0.0) -> Method:
+    """Give a method local steps of SGD with Nesterov momentum, if it takes an optimizer."""
+    factory = METHODS.get(method.name.removesuffix("_groups"))
+    if factory and "optimizer" not in inspect.signature(factory).parameters:
+        return method
+    steps = optax.chain(
+        optax.add_decayed_weights(decay), optax.sgd(rate, momentum, nesterov=momentum > 0)
+    )
+    options = {_RATE: rate, "local_momentum": momentum, "weight_decay": decay}
+    return method._replace(optimizer=steps, hyperparameters={**method.hyperparameters, **options})
+
+
+def clusters_table(table: Table, cluster_costs: Any = None) -> Further:
+    """Return and print `costs_of_clusters`."""
+    rows = costs_of_clusters(table) if cluster_costs is None else cluster_costs
+    text = "means over the traces; parts of the workers' time; theory: commits/s in the long run"
+    return {CLUSTERS: rows}, [f"{text}\n{text_of(rows)}\n"]
+
+
+def costs_of_clusters(table: Table, lost: bool = False, first: Sequence[str] = ()) -> pd.DataFrame:
+    """Tabulate the costs of each cluster: throughput beside its theory, the parts of the workers'
+    time, and staleness; means over the traces.
+
+    ``first``: further columns of the runs; ``lost``: the parts of lost time instead of the phases.
+    """
+    keys = [name for name in table.cells[0].values if name != _RATE]
+    clusters = {tuple(cell.values[name] for name in keys): cell.cluster for cell in table.cells}
+    parts = [*(f"{phase}_share" for phase in Phases._fields), "lost_time_share"]
+    parts = ["counted_share", *(f"lost_to_{cause}" for cause in _LOST)] if lost else parts
+    traces, rows = table.finished.summary.drop_duplicates([*keys, "seed"]), []
+    for names, group in traces.groupby(keys, sort=False) if keys else [((), traces)]:
+        cluster, mean = clusters[names], trace_means(group, int(group["workers"].iloc[0]))
+        law = throughput_theory(cluster)
+        theory = None if law is None else TheoryValue(law.commits, law.name, law.exact)
+        rows.append(
+            {
+                **dict(zip(keys, names, strict=True)),
+                "throughput": mean["throughput"],
+                "theory": with_theory(theory, mean["throughput"], 2, mean["steps"])[1],
+                **group[list(first)].mean(),
+                **mean[[*parts, "staleness_mean", "staleness_q99", "least", "most"]],
+            }
+        )
+    return pd.DataFrame(rows)
