@@ -29,7 +29,7 @@ def reverse(workers, scale=3.0):
     def change(messages, honest, byzantine, key):
         mean = jnp.mean(messages, axis=0, where=honest[:, None])
         return jnp.where(byzantine[:, None], -scale * mean, messages)
-    return attacks.Attack(f"reverse(workers={workers})", workers, change=change)
+    return attacks.Attack(workers, change=change, text=f"reverse(workers={workers})")
 
 def number():
     return 3
