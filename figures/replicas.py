@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
+from asyncsim.drawing.curves import Curve, curve_over_seeds, draw_curve
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
@@ -88,9 +88,6 @@ def replicas(finished: Finished) -> Figure:
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = f"{counted(config['workers'], 'worker')}, period {config['window']}"
     labels = {name: appearance.label for name, appearance in looks.items()}
-    overlaps = coincidences(
-        {name: by_axis["simulated time (s)"] for name, by_axis in drawn.items()}, labels
-    )
     subject = "methods at their best learning rates"
     runs = finished.summary.merge(table[["method", "learning_rate"]])
     named = runs["method"].map(labels)
@@ -101,7 +98,7 @@ def replicas(finished: Finished) -> Figure:
             reached.agg(["mean", "min", "max"]), axis_of("time_to_target"), failure=failure
         )
     )
-    layout.title(figure, "; ".join([subject, f"{config['problem']}, {workers}", seeds, *overlaps]))
+    layout.title(figure, "; ".join([subject, f"{config['problem']}, {workers}", seeds]))
     return figure
 
 

@@ -101,6 +101,17 @@ def checked(argument: str, value: Any, annotation: Any) -> Any:
     return value
 
 
+def call_text(factory: Callable[..., Any], arguments: dict[str, Any]) -> str:
+    """Write the call of a factory, without the arguments that have their default."""
+    defaults = {name: entry.default for name, entry in parameters_of(factory).items()}
+    entries = (
+        f"{name}={write(value)}"
+        for name, value in arguments.items()
+        if defaults[name] is inspect.Parameter.empty or value != defaults[name]
+    )
+    return f"{factory.__name__}({', '.join(entries)})"
+
+
 def check_fields(instance: Any, prefix: str = "") -> None:
     """Check the fields of a frozen dataclass by their annotations, in ``__post_init__``.
 

@@ -27,7 +27,6 @@ from scipy import stats
 from scipy.optimize import fmin
 
 from asyncsim.base.errors import InputError, require_choice
-from asyncsim.clusters.cluster_text import brief
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -38,6 +37,7 @@ from asyncsim.clusters.laws import (
     Pareto,
     Uniform,
     Weibull,
+    brief,
 )
 
 #: Fewest durations to which a law is fitted.

@@ -18,9 +18,10 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.markup import card
 from asyncsim.clusters import cluster_checks as checks
+from asyncsim.clusters.cluster_text import entries
 from asyncsim.clusters.collectives import collective_bytes, collective_time
 from asyncsim.clusters.failures import Failure, as_failures
-from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, brief
+from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
 from asyncsim.clusters.network import (
     Matrix,
     PerWorker,
@@ -45,8 +46,6 @@ PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
 _ASYNCHRONOUS = asynchronous()
-#: Characters of an argument in `Cluster.__repr__`.
-_LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -402,31 +401,11 @@ class Cluster:
 
     def _repr_html_(self) -> str:
         """Show in a notebook the arguments that differ from the defaults, as a table."""
-        changed = [entry for entry in fields(self) if getattr(self, entry.name) != entry.default]
-        return card(
-            counted(self.workers, "worker"),
-            {entry.name: as_text(getattr(self, entry.name)) for entry in changed},
-        )
+        return card(counted(self.workers, "worker"), entries(self))
 
     def __repr__(self) -> str:
         """Show the arguments that differ from the defaults; long ones in a few words."""
-        changed = [
-            entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default
-        ]
-        return f"Cluster({', '.join(f'{name}={self._option_text(name)}' for name in changed)})"
-
-    def _option_text(self, name: str) -> str:
-        """Write an argument: laws and policies as texts, long ones in a few words."""
-        value = getattr(self, name)
-        text = as_text(value) if name in ("compute", "latency", "far_latency") else str(value)
-        if len(text) <= _LONGEST_SHOWN:
-            return text
-        if isinstance(value, Law):
-            return brief(value)
-        if isinstance(value, tuple) and all(isinstance(law, Law) for law in value):
-            means = [law.mean for law in value]
-            return f"<{len(value)} laws of means {min(means):.3g} to {max(means):.3g} s>"
-        return f"{text[:_LONGEST_SHOWN]}..."
+        return f"Cluster({', '.join(f'{name}={text}' for name, text in entries(self).items())})"
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to values for JSON; laws as text, which `asyncsim.clusters.laws.parse` reads."""
