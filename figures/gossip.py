@@ -21,7 +21,7 @@ from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster_text import attack_text
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import Curve, coincidences, draw_curve, evaluation_curve, mark_after
+from asyncsim.drawing.curves import Curve, draw_curve, evaluation_curve
 from asyncsim.drawing.paper import drawer
 from asyncsim.study import load
 from asyncsim.study.columns import axis_of
@@ -96,8 +96,6 @@ def gossip(finished: Finished) -> Figure:
                 draw_curve(axes, curve, looks[method], against, until)
             axes.axhline(config["target"], color=look.BLACK, linewidth=0.6, zorder=0)
             axes.set_xlim(0, until)
-            unit = "s" if against == "time" else "gradients"
-            mark_after(axes, shown, labels, accuracy, against, unit)
             axes.set_xlabel(label)
             if row % 2 == 0:
                 axes.set_title(name if split is None else f"{name}\n{_split_text(split)}")
@@ -146,16 +144,6 @@ def gossip(finished: Finished) -> Figure:
     tried = config["tune"]
     rates = "at their best learning rates" if tried[1:] else f"all at learning rate {tried[0]:g}"
     title_parts = [f"methods by topology, {rates}", setting, seeds]
-    for split, name in itertools.product(splits, names):
-        selection = {
-            method: curve
-            for (of, at, method), curve in curves.items()
-            if of == split and at in (name, *_RIVALS)
-        }
-        title_parts += [
-            f"{text} on {name}{'' if split is None else f', {_split_text(split)}'}"
-            for text in coincidences(selection, labels)
-        ]
     layout.title(figure, "; ".join(title_parts))
     runs = finished.summary.merge(table[[*keys, "name"]])
     rows = runs["method"].map(labels) + " on " + runs["name"]

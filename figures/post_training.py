@@ -17,7 +17,6 @@ from matplotlib.patches import Patch
 
 from asyncsim.base.console import counted, number_text, over_seeds, percent_text
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import coincident_lines
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -67,7 +66,7 @@ def rewards(finished: Finished) -> Figure | None:
         axes.set_xlabel("simulated time (s)")
         axes.set_ylabel("expected reward")
         axes.tick_params(labelbottom=True, labelleft=True)
-        layout.panel_title(axes, "; ".join([queue, *coincident_lines(axes)]))
+        layout.panel_title(axes, queue)
     layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 4)
     ends = curves.drop_duplicates(["queue", "correction"], keep="last")
     ends = ends.set_index(ends["correction"] + " in " + ends["queue"])[["reward", "low", "high"]]

@@ -31,13 +31,11 @@ from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
     bins,
-    coincidences,
     curve_of,
     draw_along,
     draw_curves,
     log_limits,
     loss_axis,
-    mark_below,
     steady_time,
     trace_length,
 )
@@ -179,7 +177,6 @@ def energy(results: Results) -> Figure:
     axes.set_yscale("log")
     axes.set_ylim(log_limits(curves.values(), among=(0.3, 3.0), room=2))
     draw_curves(axes, curves, results.labels, "step")
-    mark_below(axes, curves, results.labels, "step")
     axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0, label="energies equal")
     axes.set_ylabel("central / proxy energy")
     ends = {name: curve.mean[np.isfinite(curve.mean)][-1:] for name, curve in curves.items()}
@@ -281,11 +278,10 @@ def _finish(
     attack = attack_text(results.config.get("attack"))
     parts = [results.config.get("problem", ""), counted(results.workers, "worker")]
     setting = ", ".join([*parts, *named, *attack])
-    overlaps = coincidences(curves, results.labels)
     subject = "losses of methods" if average == "mean" else "energies of methods"
     layout.title(
         figure,
-        "; ".join([subject, setting, seeds, point_text, *overlaps]),
+        "; ".join([subject, setting, seeds, point_text]),
     )
 
 

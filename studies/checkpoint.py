@@ -86,9 +86,7 @@ class Config(JobOptions):
     def cluster(self, interval: float) -> Cluster:
         """Return the job with a checkpoint each ``interval`` seconds."""
         every, lasts, saving = self.seconds
-        crash = failures.crash(
-            f"exponential({every})", lasts, scope="job", checkpoint=interval, saving=saving
-        )
+        crash = failures.job_crash(f"exponential({every})", lasts, interval, saving)
         # `Cluster` checks the law; the option's type has forms that mypy does not know there.
         return Cluster(self.workers, self.compute, policy="barrier()", failures=[crash])  # type: ignore[arg-type]
 

@@ -21,7 +21,8 @@ from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.base.errors import require_count
 from asyncsim.base.streams import Streams
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.rollouts import Rollouts
+from asyncsim.clusters.laws import Uniform
+from asyncsim.clusters.rollouts import Rollouts, pace
 from asyncsim.methods import policy_gradient
 from asyncsim.problems import PolicyProblem, token_bandit
 from asyncsim.problems.token_bandit import Policies, enumerate_policies
@@ -108,9 +109,7 @@ class Config(JobOptions):
 
     def cluster(self) -> Cluster:
         """Return the cluster without staleness, whose samples get theirs afterwards."""
-        rollouts = Rollouts(
-            self.batch, "uniform(0.5, 1.5)", self.group, self.batch, queue="pace(0)"
-        )
+        rollouts = Rollouts(self.batch, Uniform(0.5, 1.5), self.group, self.batch, queue=pace(0))
         return Cluster(1, 0.1, rollouts=rollouts)
 
 

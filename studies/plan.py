@@ -47,7 +47,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.collectives import COLLECTIVES
 from asyncsim.clusters.network import as_bandwidth, is_matrix
-from asyncsim.clusters.policy import parse_policy
+from asyncsim.clusters.policy import as_policy, barrier
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, text_of
@@ -178,7 +178,7 @@ class Config(TargetOptions, StudyConfig):
         for name in CHOICES:
             check_values(name, getattr(self, name))
         for policy in self.policy:
-            parse_policy(policy) if isinstance(policy, str) else policy
+            as_policy(policy)
         for collective in self.collective:
             require_choice("collective", collective, (NONE, *COLLECTIVES))
         if self.recording is not None and not Path(self.recording).is_file():
@@ -294,7 +294,7 @@ def _candidate(
     config: Config, base: Cluster | None, size: float | None, labels: dict[str, Any]
 ) -> Candidate:
     """Build one combination; raise InputError if it is contradictory."""
-    policy, collective = parse_policy(labels["policy"]), labels["collective"]
+    policy, collective = as_policy(labels["policy"]), labels["collective"]
     options: dict[str, Any] = {"protocol": labels["protocol"], "window": labels["window"]}
     if collective != NONE:
         if policy.name != "barrier":
@@ -306,7 +306,7 @@ def _candidate(
                 "compression: a sum of compressed messages is not compressed, so an all-reduce "
                 "takes none"
             )
-        policy = dataclasses.replace(policy, collective=collective)
+        policy = barrier(policy.count, collective)
     if policy.collective is not None:  # an all-reduce has no server
         options |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
         options["server_site"] = 0

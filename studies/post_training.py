@@ -25,7 +25,7 @@ from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.base.errors import InputError, require_count, require_number
 from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Law, scaled
+from asyncsim.clusters.laws import Law, as_law, scaled
 from asyncsim.clusters.rollouts import Rollouts, as_queue
 from asyncsim.methods.policy_gradient import policy_gradient
 from asyncsim.problems import POLICY_PROBLEMS, PolicyProblem
@@ -188,7 +188,7 @@ class Config(JobOptions):
             check_values("corrections", self.corrections)
         check_rates(self.tune)
         for queue in self.queues:
-            as_queue(queue)
+            as_queue("queues", queue)
         for correction in self.corrections:
             policy_gradient(1.0, correction, self.baseline, self.inner_steps)
         groups = self.cluster(self.queues[0]).rollouts
@@ -214,7 +214,11 @@ class Config(JobOptions):
             rollouts = dataclasses.replace(base.rollouts, **own)
             return Cluster(1, base.compute, rollouts=rollouts, failures=self.failures)
         rollouts = Rollouts(
-            slots=self.slots, length=self.length, group=self.group, batch=self.batch, **own
+            slots=self.slots,
+            length=as_law("length", self.length),
+            group=self.group,
+            batch=self.batch,
+            **own,
         )
         return Cluster(1, self.train, rollouts=rollouts, failures=self.failures)
 

@@ -69,7 +69,7 @@ class Config(SweepConfig):
     # A sequence, unlike in the base class: each cell has one value.
     window: tuple[int, ...] = (1, 10, 40)  # type: ignore[assignment]
     """Local steps per communication, one after the other."""
-    methods: tuple[MethodLike, ...] = ("agn", "aeasgd(alpha=0.05)", "downpour")
+    methods: tuple[MethodLike, ...] = ("agn", "aeasgd(alpha=0.05)", "dynsgd", "downpour")
     """Methods to compare: any whose local steps may be an optimizer's, or your own as
     FILE.py:FUNCTION (see the README)."""
     epochs: float = 200.0

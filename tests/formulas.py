@@ -859,3 +859,49 @@ def zeno_pp(trusted, rho, epsilon):
         return x
 
     return rule
+
+
+# Closed forms of single mechanisms
+
+
+def crash_rate(law, every, lasts):
+    """Computations per second of a worker that a crash restarts: attempts succeed with probability
+    ``L = E[exp(-X / every)]`` and take ``every (1 - L)`` on average.
+    """
+    points = (np.arange(200_000) + 0.5) / 200_000
+    success = np.mean(law.cdf(-np.log(points) * every))
+    return every / (every + lasts) * success / (every * (1 - success))
+
+
+def pair_contraction(neighbours):
+    """The factor by which the exchange of a random pair shrinks the expected squared distance: the
+    second eigenvalue of the mean matrix (Boyd et al. 2006).
+    """
+    mean = np.eye(len(neighbours))
+    for worker, partners in enumerate(neighbours):
+        for partner in partners:
+            step = np.zeros(len(neighbours))
+            step[[worker, partner]] = 1, -1
+            mean -= np.outer(step, step) / (2 * len(neighbours) * len(partners))
+    return np.sort(np.linalg.eigvalsh(mean))[-2]
+
+
+def elastic_round_robin(n, step, alpha):
+    """The map of a round of elastic exchanges in turn, each followed by a step; the last row is the
+    central variable.
+    """
+    round_map = np.eye(n + 1)
+    for worker in range(n):
+        visit = np.eye(n + 1)
+        visit[worker, [worker, n]] = 1 - step - alpha, alpha
+        visit[n, [worker, n]] = alpha, 1 - alpha
+        round_map = visit @ round_map
+    return round_map
+
+
+def elastic_synchronous(n, step, alpha):
+    """The map of a round in which all exchange at once, then step."""
+    round_map = (1 - step - alpha) * np.eye(n + 1)
+    round_map[:n, n] = round_map[n, :n] = alpha
+    round_map[n, n] = 1 - n * alpha
+    return round_map

@@ -171,11 +171,7 @@ def write_all(folder, steps=5, counts=(2, 4), problem="digits", seeds=2, noise=0
     size = {"steps": steps, "noise": noise, "every": every}
     dies = {**size, "diverged_at": 2 * steps * counts[-1] // 3}
     tables = {
-        "stability": {"limits.csv": limits()},
         "queue": {"ranks.csv": ranks(counts[-1])},
-        "speedup": {"speedup.csv": times(counts)},
-        "momentum": {"momentum.csv": measured()},
-        "forensics": {"fit.csv": fit(counts), "target.csv": target(counts)},
     }
     for name, cells in _cells(size, dies, counts).items():
         study = "staleness" if name == "hundred" else name
@@ -226,71 +222,7 @@ def _cells(size, dies, counts):
             for name in ("fifo", "lowest_rank")
             for method in METHODS[:2]
         ],
-        "momentum": [({"workers": few}, "sgd", {"steps": 1})],
-        "forensics": [
-            ({"service": 0.01, "cv": 0.2, "workers": n, "learning_rate": rate}, name, size)
-            for name, rate in (("downpour", 0.05), ("adaptive_staleness", 0.01))
-            for n in counts
-        ],
     }
-
-
-def times(counts):
-    """One method that more workers make as many times as quick, and one that never learns."""
-    rows = [
-        ["gem", n, 64 // n, 2, 0.3, 2, 4.0 / n, 3.9 / n, 4.1 / n, n / counts[0]] for n in counts
-    ]
-    rows += [["downpour", n, 64 // n, 2, 0.3, 0, np.inf, np.inf, np.inf, np.nan] for n in counts]
-    columns = ["method", "workers", "batch_size", "seeds", "target", "reached"]
-    return pd.DataFrame(
-        rows, columns=[*columns, "time_to_target", "least_time", "most_time", "speedup"]
-    )
-
-
-def fit(counts):
-    """A grid of clusters of which (0.01 s, CV 0.2) is the one; every second n is held out."""
-    rows = []
-    for method, best_rate in (("downpour", 0.05), ("adaptive_staleness", 0.01)):
-        for service in (0.001, 0.01, 0.05):
-            for cv in (0.1, 0.2, 0.5):
-                for rate in (0.05, 0.01):
-                    off = (
-                        abs(np.log10(service / 0.01)) / 5
-                        + abs(np.log(cv / 0.2)) / 5
-                        + 0.3 * (rate != best_rate)
-                    )
-                    for place, n in enumerate(counts):
-                        if place % 2 == 0 or off == 0:
-                            deviation = 0.05 + off + 0.12 * (place % 2)
-                            rows.append([method, service, cv, rate, n, deviation, place % 2 == 0])
-    columns = ["method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def target(counts):
-    tables = []
-    for method in METHODS[1:]:
-        for n in counts:
-            step = np.array([2.0, 4.0])
-            tables.append(
-                pd.DataFrame({"method": method, "workers": n, "step": step, "loss": 1 / step})
-            )
-    return pd.concat(tables)
-
-
-def limits():
-    rows = []
-    for method in METHODS:
-        for rate in (0.01, 0.05, 0.1):
-            least = int(0.6 / rate) if method == "downpour" else 200
-            rows.append(
-                [method, "workers", rate, least, least + 2 if method == "downpour" else np.nan, 3]
-            )
-        for n in (5, 20):
-            most = 1.5 / n if method == "downpour" else 0.4
-            rows.append([method, "learning_rate", n, most, 1.3 * most, 3])
-    columns = ["method", "question", "at", "largest_stable", "smallest_unstable", "seeds"]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def ranks(n):
@@ -303,23 +235,4 @@ def ranks(n):
         )
     return pd.DataFrame(
         rows, columns=["discipline", "workers", "seed", "worker", "share", "staleness_mean"]
-    )
-
-
-def measured():
-    n = np.array([2, 4, 8, 16, 32])
-    off = 0.01 * np.array([1, -1, 0.5, 0, -0.5])
-    theory = 1 - 1 / n
-    values = {
-        "workers": n,
-        "momentum_measured": theory + off,
-        "standard_error": 0.01,
-        "momentum_theory": theory,
-    }
-    laws = ("exponential(1)", "gamma(mean=1, cv=0.2)")
-    return pd.concat(
-        [
-            pd.DataFrame({"compute": law, "window": 1, "method": "downpour", **values})
-            for law in laws
-        ]
     )

@@ -17,20 +17,16 @@ RULE_TEXTS = [
     "median()",
     "median(lower=True)",
     "trimmed_mean(f=2)",
-    "rfa()",
+    "geometric_median(iterations=3)",
     "geometric_median(iterations=8, smoothing=0.5)",
     "krum(f=2)",
     "krum(f=2, score=byzfl)",
-    "krum(f=2, score=byzantine_momentum)",
-    "krum(f=2, score=epfml)",
-    "krum(f=2, score=alie)",
     "multi_krum(f=2)",
     "multi_krum(f=2, m=3)",
     "bulyan(f=2)",
     "cge(f=2)",
     "cge(f=2, total=True)",
     "centred_clipping(radius=2.0, iterations=3)",
-    "lipschitz_filter(factor=1.5)",
     "nnm(krum(f=2))",
     "nnm(trimmed_mean(f=2))",
     "nnm(median(), f=2)",
@@ -44,8 +40,8 @@ def reference(text, g):
     name, args = text.partition("(")[0], dict(re.findall(r"(\w+)=([\w.]+)", text))
     f = int(args.get("f", 0))
 
-    def nearest(i, others, count, power=2):
-        return sum(sorted(np.linalg.norm(g[i] - g[j]) ** power for j in others if j != i)[:count])
+    def nearest(i, others, count):
+        return sum(sorted(np.linalg.norm(g[i] - g[j]) ** 2 for j in others if j != i)[:count])
 
     if name == "mean":
         return g.mean(0)
@@ -53,17 +49,15 @@ def reference(text, g):
         return np.sort(g, 0)[(n - 1) // 2] if args else np.median(g, 0)
     if name == "trimmed_mean":
         return np.sort(g, 0)[f : n - f].mean(0)
-    if name in ("geometric_median", "rfa"):
+    if name == "geometric_median":
         z, nu = np.zeros_like(g[0]), float(args.get("smoothing", 0.1))
         for _ in range(int(args.get("iterations", 3))):
             w = [1 / max(nu, np.linalg.norm(z - one)) for one in g]
             z = sum(a * b for a, b in zip(w, g, strict=True)) / sum(w)
         return z
     if name in ("krum", "multi_krum"):
-        power, less = dict(
-            paper=(2, 2), byzfl=(2, 1), byzantine_momentum=(1, 1), epfml=(4, 2), alie=(1, 0)
-        )[args.get("score", "paper")]
-        scores = [nearest(i, range(n), n - f - less, power) for i in range(n)]
+        less = 1 if "score" in args else 2
+        scores = [nearest(i, range(n), n - f - less) for i in range(n)]
         m = 1 if name == "krum" else int(args.get("m", n - f - 2))
         return g[np.argsort(scores, kind="stable")[:m]].mean(0)
     if name == "bulyan":
@@ -84,8 +78,6 @@ def reference(text, g):
                 [(one - v) * min(1, 2 / max(np.linalg.norm(one - v), 1e-30)) for one in g], 0
             )
         return v
-    if name == "lipschitz_filter":
-        return np.median(g, 0)  # the first time
     if name == "nnm":
         order = [
             sorted(range(n), key=lambda j: (j != i, np.linalg.norm(g[i] - g[j]), j))
@@ -174,7 +166,6 @@ def test_rules_move_with_their_messages(text, seed):
             np.testing.assert_allclose(compiled(text)(draw.permutation(g)), result, atol=1e-10)
         if text.partition("(")[0] not in (
             "geometric_median",
-            "rfa",
             "cge",
             "centred_clipping",
             "clipping",
@@ -187,13 +178,12 @@ PROMISES = {
     "median()": 5,
     "trimmed_mean(f={f})": 5,
     "geometric_median()": 5,
-    "rfa()": 5,
+    "geometric_median(iterations=3)": 5,
     "krum(f={f})": 4,
     "multi_krum(f={f})": 4,
     "bulyan(f={f})": 2,
     "cge(f={f})": 5,
     "centred_clipping(radius=1.0)": 5,
-    "lipschitz_filter()": 5,
     "nnm(trimmed_mean(f={f}))": 5,
     "clipping(median())": 5,
 }
@@ -212,7 +202,7 @@ def test_colluding_attackers_break_a_rule_beyond_its_promise(text):
         most = PROMISES[text]
         assert parse_rule(text.format(f=most)).largest(11) == most
         assert all(under(f, most) < 20 for f in range(most + 1))
-        if text.startswith(("median", "trimmed", "geometric", "krum", "multi", "nnm")):
+        if text.startswith(("median", "trimmed", "geometric_median()", "krum", "multi", "nnm")):
             # Six of eleven agree; of Krum's also where it is made for four.
             assert under(6, most) > 1e3
 
@@ -255,7 +245,12 @@ BYZFL = {
     "mean()": [-0.436363636363636, 1.07363636363636, -1.90454545454545, -4.08909090909091],
     "median()": [-0.05, -0.24, -1.23, -0.11],
     "trimmed_mean(f=2)": [-0.27, -0.307142857142857, -0.925714285714286, -0.175714285714286],
-    "rfa()": [-0.360635456964702, -0.165641896009343, -0.858215415137797, -0.15111957440395],
+    "geometric_median(iterations=3)": [
+        -0.360635456964702,
+        -0.165641896009343,
+        -0.858215415137797,
+        -0.15111957440395,
+    ],
     "krum(f=2, score=byzfl)": [0.11, 0.06, -1.23, 0.08],
     "multi_krum(f=2, m=9, score=byzfl)": [
         -0.424444444444444,

@@ -126,7 +126,7 @@ def test_a_round_by_hand():
             mean = jnp.mean(messages, axis=0, where=honest[:, None])
             return jnp.where(byzantine[:, None], -scale * mean, messages)
 
-        return Attack(f"reverse(workers={workers}, scale={scale})", workers, change=change)
+        return Attack(workers, change=change, text=f"reverse(workers={workers})")
 
     problem = problems.quadratic(np.linspace(0.2, 1, 4))
     method = methods.robust(
@@ -200,10 +200,10 @@ def test_methods_can_be_attacked(name):
 
     def nothing(workers):
         return Attack(
-            "nothing()",
             workers,
             corrupt=lambda message, key: message,
             change=lambda messages, *_: messages,
+            text="nothing()",
         )
 
     attacked = replay(

@@ -10,8 +10,8 @@ from asyncsim import study
 
 #: What is typed after ``asyncsim study``, and what is in the line.
 COMMANDS = """
-stalenes | study = 'stalenes': unknown; did you mean 'staleness'? choose from best_momentum, checkpoint,
---list | study = '--list': unknown; did you mean 'claims'? choose from best_momentum, checkpoint,
+stalenes | study = 'stalenes': unknown; did you mean 'staleness'? choose from checkpoint,
+--list | study = '--list': unknown; did you mean 'claims'? choose from checkpoint,
 staleness --methods gme | methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness,
 staleness --methods | methods: none given; choose from
 staleness --methods gem,gem | the same name twice
@@ -125,8 +125,8 @@ staleness --failures leave(3) | failures: all workers leave; keep one, or let on
 staleness --failures outage(3,1) outage(4,1) | failures: two outages of one server
 staleness --servers 4 --animate | animate = True: needs all parameters at one instant, and with servers = 4
 checkpoint --saving 2h | saving = '2h': is as long as every = '30 min'
-pipeline --stages 9 | stages = 9: must be from 1 to 4, as the problem has 4 layers
-pipeline --staleness 5 | staleness = 5: with 4 stages the pipeline's has no whole numbers
+delays pipeline --stages 9 | stages = 9: must be from 1 to 4, as the problem has 4 layers
+delays pipeline --delays 5 | delays = 5: with 4 stages the pipeline's has no whole numbers
 failures --deaths 0 0 | deaths = 0.0, 0.0: one comes twice
 failures --detect -1 | detect = -1.0: must be zero or above
 policies --methods rennala | methods = rennala: requires a certain timing, but this study compares policies
@@ -172,24 +172,24 @@ plan --price -1 | price = -1.0: must be zero or above
 plan --sites 3 3 --workers 5 | sites = 3, 3: have 6 workers, and workers = 5
 policies --target 0.0 | target = 0.0: must be above zero
 policies --problem quadratic --target-of test_accuracy | target_of = 'test_accuracy': unknown; choose
-best_momentum --methods gem | methods =
-best_momentum --server-momentum 0.5 1.0 | server_momentum = 1.0: must be above -1 and below 1
-best_momentum --server-momentum 0.5 0.5 | each once
-best_momentum --server-momentum | one or more
-best_momentum --learning-rate 0.1 -1.0 | learning_rate = -1.0
-best_momentum --gradients 0 | gradients = 0
-outer_momentum --methods gem | methods =
-outer_momentum --server-momentum 0.0 0.9 | server_momentum = 0.0: must be above 0 and below 1
-outer_momentum --server-momentum | one or more
-outer_momentum --delays -1 | delays = -1
-outer_momentum --tune 0.1 0.1 | holds a rate twice
-optimizers_under_delay --methods gem | methods =
-optimizers_under_delay --optimizers adam | optimizers = 'adam': unknown; did you mean 'adamw_95'? choose
-optimizers_under_delay --delays 1 2 | the gap is relative to a delay of 0
-optimizers_under_delay --stages 9 | stages = 9
-optimizers_under_delay --stages -1 | stages = -1
-optimizers_under_delay --gradients 0 | gradients = 0
-optimizers_under_delay --problem quadratic --stages 0 | muon
+delays best_momentum --methods gem | methods =
+delays best_momentum --server-momentum 0.5 1.0 | server_momentum = 1.0: must be above -1 and below 1
+delays best_momentum --server-momentum 0.5 0.5 | each once
+delays best_momentum --server-momentum | one or more
+delays best_momentum --tune 0.1 -1.0 | tune = -1.0
+delays best_momentum --gradients 0 | gradients = 0
+delays outer_momentum --methods gem | methods =
+delays outer_momentum --server-momentum 0.0 0.9 | server_momentum = 0.0: must be above 0 and below 1
+delays outer_momentum --server-momentum | one or more
+delays outer_momentum --delays -1 | delays = -1
+delays outer_momentum --tune 0.1 0.1 | holds a rate twice
+delays optimizers --methods gem | methods =
+delays optimizers --optimizers adam | optimizers = 'adam': unknown; did you mean 'adamw_95'? choose
+delays optimizers --delays 1 2 | losses are relative to a delay of 0
+delays optimizers --stages 9 | stages = 9
+delays optimizers --stages -1 | stages = -1
+delays optimizers --gradients 0 | gradients = 0
+delays optimizers --problem quadratic --stages 0 | muon
 staleness --workers 8 --methods robust(rule=krum(f=3)) | the largest for 8 messages is f = 2
 staleness --workers 8 --attack zero(workers=9) | worker 8 is outside the cluster
 staleness --workers 8 --attack gem | attack = 'gem': unknown; choose

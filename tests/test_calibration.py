@@ -203,12 +203,6 @@ def test_a_known_way_up_is_taken_out():
     assert (known.compute.mean, known.compute.cv) == pytest.approx((1.0, 0.3), rel=0.05)
     assert known.latency_up == Constant(0.5)
     assert known.latency_down.mean == pytest.approx(0.25)
-    both = calibrate(
-        simulate(Cluster(4, "gamma(1, 0.4)", 0.01, "gamma(0.4, 0.5)"), 2_000, seed=0),
-        latency_up="down",
-    )
-    assert both.latency_up.mean == pytest.approx(0.4, rel=0.05)
-    assert (both.compute.mean, both.compute.std) == pytest.approx((1.0, 0.4), rel=0.05)
 
 
 def test_the_law_of_a_local_step():
@@ -279,7 +273,8 @@ def test_censored_likelihoods_are_the_largest(law):
         return log_density.sum() + _scipy_law(candidate).logsf(durations[censored]).sum()
 
     assert found.log_likelihood == pytest.approx(likelihood(found.law), rel=1e-9)
-    for field in dataclasses.fields(found.law):
+    # A uniform law ends at the longest duration, also at one that was cut short.
+    for field in () if name == "uniform" else dataclasses.fields(found.law):
         for factor in (0.995, 1.005):
             neighbour = dataclasses.replace(
                 found.law, **{field.name: factor * getattr(found.law, field.name)}
@@ -336,15 +331,12 @@ def test_what_a_cluster_does_not_know_is_told():
     assert list(examine(slower).notes) == [text.removeprefix("trace: ") for text in told]
 
 
-def test_a_server_that_lets_visits_wait_is_told():
+def test_waits_at_a_free_server_are_service():
     """Each service is taken up late, though the server is free: that is service as well."""
     frame = simulate(Cluster(4, "gamma(1, 0.3)", 0.2), 400, seed=0).frame
     late = frame.assign(serve_time=frame["serve_time"] + 0.1)
     found = examine(recorded(late[list(COMMIT_RECORD)]))
     assert found.cluster.service.mean == pytest.approx(0.2)
-    assert found.notes[0].startswith(
-        "messages wait 0.1 s on average although the server is free; that is part of the 0.2"
-    )
 
 
 GOOD = simulate(Cluster(3, "gamma(1, 0.3)", "exponential(0.2)", window=2), 200, seed=0)

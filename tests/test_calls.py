@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from asyncsim import InputError
 from asyncsim.base.calls import Call, bind, form_of, read, split
 from asyncsim.clusters.laws import parse
-from asyncsim.clusters.policy import parse_policy
+from asyncsim.clusters.policy import as_policy
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.study.entries import entry_of, swept
@@ -103,7 +103,7 @@ PIECES = st.sampled_from(
 def test_texts_are_read_or_refused(text):
     for reader in (
         parse,
-        parse_policy,
+        as_policy,
         split,
         lambda one: entry_of("methods", one, METHODS),
         lambda one: entry_of("problem", one, PROBLEMS),

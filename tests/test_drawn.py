@@ -32,22 +32,11 @@ UNLIKE = {
         f"{name}, another method": (name, study, MINE, {})
         for name, study in (
             ("1d", "stability"),
-            ("learning_rates", "stability"),
             ("5", "generalization"),
-            ("misspecification", "misspecification"),
             ("energy", "energy"),
             ("energy_time", "energy"),
         )
     },
-    "a method of fewer workers": (
-        "learning_rates",
-        "stability",
-        [
-            ({"workers": 2, "learning_rate": 0.05}, "gem", {}),
-            ({"workers": 2, "learning_rate": 0.05}, "sgd", {"own": 1, "steps": 20}),
-        ],
-        {},
-    ),
     "several clusters, generalization": (
         "5",
         "generalization",
@@ -89,7 +78,7 @@ UNLIKE = {
 }
 
 #: Figures of a study's runs, which its results made by hand lack.
-OF_RUNS = {"time", "updates", "factor", "path"}
+OF_RUNS = {"time", "updates", "path"}
 
 
 def drawn(folder: Path):
@@ -179,11 +168,10 @@ def test_nothing_that_is_written_lies_outside_the_figure(figures, name):
     with look.style():
         FigureCanvasAgg(figure).draw()
     assert any(axes.lines or axes.collections for axes in figure.axes)
-    # The digits have no published curves; in grey are those of the digits to which a cluster was
-    # fitted.
+    # The digits have no published curves.
     told, grey = published_in(figure)
     # Figure 5 of the paper has no number of workers: its curve is beside every task.
-    assert (told == [] or name == "5") and (grey == 0 or name == "forensics")
+    assert (told == [] or name == "5") and grey == 0
     renderer, (width, height) = figure.canvas.get_renderer(), figure.canvas.get_width_height()
     # Ticks beyond the limits of an axis are there, but not drawn.
     both = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]

@@ -259,10 +259,9 @@ def test_what_is_resumed_has_the_options_that_it_was_begun_with(told, replayed):
     # Also beside others that are the same; what is typed anew counts.
     assert told("toy", "--seeds=4", "--problem", "quadratic(noise=0.2)", "--resume=mine")[0] == 0
     code, err = told("toy", "--problem=quadratic(noise=0.3)", "--resume=mine")
-    # The fingerprints of code that has closed over it differ, too, which says nothing.
     assert (
         code == 2
-        and "holds results of another configuration (problem_config noise = 0.2, not 0.3); "
+        and "holds results of another configuration (problem_config.noise = 0.2, not 0.3); "
         in err[-1]
     )
     # What was run in Python has them only there, as has what cannot be read.
@@ -319,11 +318,7 @@ def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
     write_sealed(Path("mine/config.json"), config)
     # One of other hyper-parameters is another method's results.
     code, err = told("toy", "--learning-rate=0.1", "--resume=mine")
-    assert (
-        code == 2
-        and "learning_rate = 0.05, not 0.1" in err[-1]
-        and "code" not in err[-1].partition("; give")[0]
-    )
+    assert code == 2 and "learning_rate = 0.05, not 0.1" in err[-1]
 
 
 def test_only_the_same_configuration_is_resumed(told):
@@ -343,11 +338,11 @@ def test_only_the_same_configuration_is_resumed(told):
                 "--seeds=1",
                 "--resume=mine",
             ),
-            "; and in ",
+            "seeds = 4, not 1; and 1 other); ",
         ),
         (
             ("--seeds=3", "--resume=mine"),
-            "seeds = 4, not 3: seeds may only be added); give the options, the code and the",
+            "(seeds = 4, not 3); give the options, files and versions of that folder, to",
         ),
         (("--resume=absent",), "resume = 'absent': no results of a study"),
         (

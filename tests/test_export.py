@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.text import Text
 
 from asyncsim import InputError, Run, plots
 from asyncsim.__main__ import main
+from asyncsim.drawing import look
 from asyncsim.runs.export import tidy
 
 METHODS = ("gem(kappa=[1, 2], momentum=0.5)", "downpour")
@@ -77,31 +77,17 @@ def test_bad_input_of_export(finished, monkeypatch, capsys, arguments, message):
     assert sorted(finished.rglob("*")) == before
 
 
-def texts_of(figure):
-    figure.draw_without_rendering()
-    return {text.get_text(): text.get_fontsize() for text in figure.findobj(Text)}
-
-
-def test_width_font_and_labels_of_a_figure(finished):
+def test_width_of_a_figure(finished):
     summary = pd.read_csv(finished / "mine" / "summary.csv")
     runs = [Run.load(finished / "mine" / name) for name in summary["run_folder"]]
-    usual = texts_of(plots.compare(runs))
-    figure = plots.compare(runs, width=5, font_size=12)
-    assert figure.get_figwidth() == 5 and texts_of(figure)["training loss"] == 12
-    assert usual["training loss"] == 8 and texts_of(figure)["DOWNPOUR"] == 1.5 * usual["DOWNPOUR"]
-    (axes,) = figure.axes
-    assert {label.get_fontsize() for label in axes.get_xticklabels()} == {10.5}
-    with plots.appearance(labels={"DOWNPOUR": "baseline", "training loss": "loss"}):
-        renamed = texts_of(plots.compare(runs))
-    assert {"baseline", "loss"} <= set(renamed) and "DOWNPOUR" not in renamed
-    assert texts_of(plots.compare(runs)) == usual
-    for options, message in (
-        ({"width": 0.5}, "width = 0.5: must be from 1 to 20 inches"),
-        ({"font_size": 72}, "font_size = 72: must be from 4 to 24 points"),
-        ({"width": -1}, "width = -1: must be above zero"),
+    assert plots.compare(runs, width=5).get_figwidth() == 5
+    assert plots.compare(runs).get_figwidth() == look.SINGLE
+    for width, message in (
+        (0.5, "width = 0.5: must be from 1 to 20 inches"),
+        (-1, "width = -1: must be above zero"),
     ):
         with pytest.raises(InputError, match=message):
-            plots.compare(runs, **options)
+            plots.compare(runs, width=width)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +95,7 @@ def test_width_font_and_labels_of_a_figure(finished):
     [
         (["--width", "0.2"], "width = 0.2: must be from 1 to 20 inches"),
         (["--width", "wide"], "argument --width: invalid float value: 'wide'"),
-        (["--labels", "GEM"], "labels = 'GEM': must be OLD=NEW, such as 'GEM=GEM (ours)'"),
         (["--only", "x"], "'--only': no option for the figures of a folder; leave it out"),
-        (
-            ["--labels", "DOWNPUOR=x"],
-            "is no text of a figure, all are drawn without it; did you mean 'DOWNPOUR'?",
-        ),
-        (["--font-size", "24", "--width", "1"], "font_size = 24: the text leaves the axes no room"),
     ],
 )
 def test_bad_options_of_figures(

@@ -21,7 +21,6 @@ from asyncsim.drawing.curves import (
     curve_over_seeds,
     evaluation_curve,
     loss_axis,
-    mark_below,
 )
 from asyncsim.methods import METHODS
 from asyncsim.pages import command
@@ -117,19 +116,13 @@ def test_draws_every_figure_and_the_same_bytes_again(results, tmp_path):
     assert not [path for path in results.iterdir() if "partial" in path.name]
 
 
-@pytest.mark.parametrize(
-    ("low", "told"), [(0.04, []), (0.0, ["GEM, some seed down to 0"]), (-1.0, ["-1e+00"])]
-)
-def test_a_band_down_to_zero_is_told_on_a_logarithmic_axis(low, told):
+@pytest.mark.parametrize("low", [0.04, 0.0, -1.0])
+def test_a_band_down_to_zero_does_not_flatten_a_logarithmic_axis(low):
     """Of two seeds, whose mean is far above it."""
     values = pd.DataFrame({"one": [2.0, 2.0], "other": [2.0, low]})
-    curves = {"gem": curve_over_seeds([0.0, 1.0], [0.0, 1.0], values, [])}
-    scale, *limits = loss_axis(curves.values())
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    axes.set(yscale=scale, ylim=limits)
-    mark_below(axes, curves, {"gem": "GEM"}, "time")
-    assert scale == "log" and limits[0] < (low if low > 0 else curves["gem"].mean[1])
-    assert len(axes.texts) == len(told) and all(text in axes.texts[0].get_text() for text in told)
+    curve = curve_over_seeds([0.0, 1.0], [0.0, 1.0], values, [])
+    scale, bottom, _ = loss_axis([curve])
+    assert scale == "log" and 0 < bottom < (low if low > 0 else curve.mean[1])
 
 
 @pytest.mark.parametrize("loss", [0.0, -1.0, 1.7e308])
@@ -249,8 +242,8 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
     for arguments, message in [
         (
             [nothing],
-            f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, "
-            "momentum, lsgd, ringmaster_lmo",
+            f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, lsgd, "
+            "ringmaster_lmo",
         ),
         (
             ["gam"],

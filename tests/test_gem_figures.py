@@ -8,13 +8,12 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-from gem_results import METHODS, limits, write_all, write_study
+from gem_results import write_all, write_study
 from matplotlib.text import Text
 
 from asyncsim import InputError, Run
-from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve
-from asyncsim.study import load, shipped
+from asyncsim.study import shipped
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
@@ -22,17 +21,7 @@ gem = figures_of("gem")
 published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "7", "8a", "8b", "9", "10"]
-OWN = [
-    "learning_rates",
-    "misspecification",
-    "speedup",
-    "limits",
-    "energy",
-    "energy_time",
-    "queue",
-    "momentum",
-]
-OWN += ["forensics"]
+OWN = ["energy", "energy_time", "queue"]
 ROOT = shipped("figures").parent
 
 
@@ -69,15 +58,9 @@ def published_in(figure) -> tuple[list[str], int]:
 @pytest.mark.parametrize(
     ("name", "problem", "config", "known"),
     [
-        *(
-            (name, "mnist", {"network": "cnn"}, True)
-            for name in ("1a", "1d", "2", "3", "learning_rates")
-        ),
+        *((name, "mnist", {"network": "cnn"}, True) for name in ("1a", "1d", "2", "3")),
         ("1a", "mnist", {}, True),  # as far as is known
-        *(
-            (name, "mnist", {"network": "mlp"}, False)
-            for name in ("1a", "1d", "2", "3", "learning_rates")
-        ),
+        *((name, "mnist", {"network": "mlp"}, False) for name in ("1a", "1d", "2", "3")),
         ("3", "cifar10", {"network": "small"}, False),
     ],
 )
@@ -106,23 +89,6 @@ def test_methods_without_a_number_for_a_rate_are_drawn(tmp_path, rates):
         assert any(axes.lines for axes in figure.axes) and "\u03b7" not in figure.get_suptitle()
 
 
-def test_a_target_that_was_never_reached_is_told(results, tmp_path):
-    folder = shutil.copytree(results / "speedup", tmp_path / "speedup")
-    table = pd.read_csv(folder / "speedup.csv")
-    names = ["time_to_target", "least_time", "most_time"]
-    table.assign(**dict.fromkeys(names, np.inf)).to_csv(folder / "speedup.csv", index=False)
-    figure = gem.FIGURES["speedup"].draw(read(folder, "speedup"))
-    look.save(figure, tmp_path / "figure")
-    (axes,) = figure.axes
-    assert [text.get_text() for text in axes.texts] == ["no run reached the target"] and not len(
-        axes.get_yticks()
-    )
-    bottom, top = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
-    for line in axes.lines:
-        height = line.get_transform().transform(line.get_xydata())[:, 1]
-        assert np.all((bottom < height) & (height < top)) and line.get_linestyle() == "None"
-
-
 @pytest.mark.full
 def test_draws_named_figures_and_the_same_bytes_again(results, tmp_path, capsys):
     first, second = (
@@ -136,14 +102,12 @@ def test_draws_named_figures_and_the_same_bytes_again(results, tmp_path, capsys)
 def test_missing_results_are_named_with_their_study_and_cost_and_the_others_drawn(
     results, tmp_path, capsys
 ):
-    (tmp_path / "momentum").symlink_to(results / "momentum")
+    shutil.copytree(results / "queue", tmp_path / "queue")
     assert gem.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr()
-    assert told.out.split() == [
-        str(tmp_path / "out" / f"momentum.{kind}") for kind in ("png", "pdf")
-    ]
+    assert told.out.split() == [str(tmp_path / "out" / f"queue.{kind}") for kind in ("png", "pdf")]
     (line,) = [
-        line for line in told.err.splitlines() if line.startswith("missing: 1a, 1b, 1c, 1d, 3, ")
+        line for line in told.err.splitlines() if line.startswith("missing: 1a, 1b, 1c, 1d, 3: ")
     ]
     assert (
         "asyncsim study stability --scale small|paper --out RESULTS/stability" in line
@@ -157,7 +121,7 @@ def test_nothing_to_draw_and_figures_that_there_are_not_end_with_code_2(tmp_path
     assert "nothing could be drawn" in capsys.readouterr().err
     assert gem.main(["--only", "1a, enrgy"]) == 2
     told = capsys.readouterr().err
-    assert "did you mean 'energy'?" in told and "1a, 1b" in told and "forensics" in told
+    assert "did you mean 'energy'?" in told and "1a, 1b" in told and "queue" in told
     assert not list(tmp_path.iterdir())
 
 
@@ -166,15 +130,11 @@ def test_a_study_that_was_interrupted_draws_what_it_can(tmp_path, capsys):
         tmp_path, "stability", [({"workers": 2, "learning_rate": 0.05}, "gem", {})]
     )
     drawn = {path.stem for path in gem.draw_study("stability", folder)}
-    assert drawn == {"1a", "1d", "3", "learning_rates"}
-    assert (
-        "1b: folder = " in (told := capsys.readouterr().err)
-        and "method = downpour" in told
-        and "limits.csv" in told
-    )
+    assert drawn == {"1a", "1d", "3"}
+    assert "1b: folder = " in (told := capsys.readouterr().err) and "method = downpour" in told
 
 
-@pytest.mark.parametrize("name", ["1a", "8a", "9", "queue", "forensics"])
+@pytest.mark.parametrize("name", ["1a", "8a", "9", "queue"])
 def test_results_that_lack_a_column_or_a_diagnostic_are_an_input_error(tmp_path, name):
     drawing = gem.FIGURES[name]
     write_study(tmp_path, drawing.folder, [({"workers": 2}, "downpour", {})])
@@ -183,10 +143,10 @@ def test_results_that_lack_a_column_or_a_diagnostic_are_an_input_error(tmp_path,
 
 
 def test_a_summary_that_was_damaged_is_told_and_the_others_drawn(results, tmp_path, capsys):
-    (tmp_path / "momentum").symlink_to(results / "momentum")
+    shutil.copytree(results / "queue", tmp_path / "queue")
     write_study(tmp_path / "generalization", "generalization", [({"workers": 2}, "gem", {})])
     (tmp_path / "generalization" / "summary.csv").write_text("junk\n")
-    asked = ["--only", "5,momentum", "--results", str(tmp_path), "--out", str(tmp_path / "out")]
+    asked = ["--only", "5,queue", "--results", str(tmp_path), "--out", str(tmp_path / "out")]
     assert gem.main(asked) == 0
     assert "5: folder = " in (told := capsys.readouterr().err) and "summary.csv lacks seed" in told
 
@@ -271,77 +231,6 @@ def test_the_table_is_printed_and_keeps_the_figures_that_are_not_drawn_again(
 def test_digits_have_no_deviations(results, tmp_path):
     gem.draw(results, tmp_path, ["1a"])
     assert not (tmp_path / "deviations.csv").exists()
-
-
-def test_the_cluster_that_fits_all_methods_is_chosen_and_the_rest_held_to_a_bar(results, tmp_path):
-    folder = tmp_path / "forensics"
-    folder.symlink_to(results / "forensics")
-    found = published.table(gem.forensics.measure(read(folder, "forensics")))
-    assert set(found["setting"]) == {
-        "learning_rate=0.05 service=0.01 cv=0.2",
-        "learning_rate=0.01 service=0.01 cv=0.2",
-    }
-    by_series = found.set_index("series")
-    assert by_series.loc["downpour n=2", "deviation"] == pytest.approx(0.05)
-    assert by_series.loc["downpour n=2", "within"] == ""
-    assert by_series.loc["downpour n=4", "deviation"] == pytest.approx(0.17)
-    assert (
-        by_series.loc["downpour n=4", "bar"] == 0.15
-        and by_series.loc["downpour n=4", "within"] == "no"
-    )
-
-
-def test_a_cluster_at_which_a_curve_is_missing_is_not_chosen(tmp_path):
-    rows = [
-        ("downpour", 0.0, 0.2, 0.05, n, deviation, True) for n, deviation in ((5, 0.2), (20, 0.2))
-    ]
-    rows += [
-        ("downpour", 0.1, 0.2, 0.05, n, deviation, True)
-        for n, deviation in ((5, 0.01), (20, np.nan))
-    ]
-    columns = ["method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"]
-    values = {"workers": 5, "service": 0.0, "cv": 0.2, "learning_rate": 0.05}
-    fit = pd.DataFrame(rows, columns=columns)
-    write_study(tmp_path, "forensics", [(values, "downpour", {})], "mnist", tables={"fit.csv": fit})
-    found = gem.forensics.measure(read(tmp_path, "forensics"))
-    assert {one.setting for one in found} == {"learning_rate=0.05 service=0 cv=0.2"}
-    figure = gem.forensics.fitted(read(tmp_path, "forensics"))
-    # Nothing stands where a curve is missing, however near the other one is.
-    assert [text.get_text() for text in figure.axes[0].texts] == ["0.20"]
-    assert figure.axes[0].images[0].get_array().mask.ravel().tolist() == [False, True]
-
-
-@pytest.mark.parametrize("services", [(0.0, 0.1), (0.1, 0.0)])
-def test_of_clusters_that_fit_as_well_the_figure_has_the_one_of_the_study(tmp_path, services):
-    rows = [
-        ("downpour", service, 0.2, 0.05, n, 0.2, n == 5) for service in services for n in (5, 20)
-    ]
-    columns = ["method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"]
-    values = {"workers": 5, "service": 0.0, "cv": 0.2, "learning_rate": 0.05}
-    tables = {"fit.csv": pd.DataFrame(rows, columns=columns)}
-    write_study(tmp_path, "forensics", [(values, "downpour", {})], "mnist", tables=tables)
-    preferred = load("forensics").verdict(tables["fit.csv"])
-    assert f"service {services[0]:g} s" in preferred.partition(";")[0]
-    found = gem.forensics.measure(read(tmp_path, "forensics"))
-    assert {one.setting for one in found} == {f"learning_rate=0.05 service={services[0]:g} cv=0.2"}
-    bars = [one.bar for one in found]
-    assert np.isnan(bars[0]) and bars[1] == load("forensics").HELD_OUT_BAR
-
-
-def test_limits_at_one_place_have_a_row_for_each_method(tmp_path):
-    every = limits()
-    one = every[((every["question"] == "workers") & (every["at"] == 0.05)) | (every["at"] == 5)]
-    cells = [({"workers": 2, "learning_rate": 0.05}, name, {}) for name in METHODS]
-    folder = write_study(tmp_path / "one", "stability", cells, tables={"limits.csv": one})
-    with look.style():
-        figure = gem.FIGURES["limits"].draw(read(folder, "stability"))
-    for axes in figure.axes:
-        assert [label.get_text() for label in axes.get_yticklabels()] == [
-            found.label for found in look.looks(METHODS).values()
-        ]
-    assert {"11 to 13", "0.4 to 0.52"} <= {
-        text.get_text() for axes in figure.axes for text in axes.texts
-    }
 
 
 def beside(folder, study, cells, table, change, **config):

@@ -4,12 +4,13 @@ costs.
 
 import math
 
+import formulas
 import jax
 import pandas as pd
 import pytest
 from world import MESSAGES
 
-from asyncsim import Cluster, methods, problems, replay, simulate, theory, topologies
+from asyncsim import Cluster, methods, problems, replay, simulate, topologies
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -39,7 +40,7 @@ def test_consensus_distance_of_adpsgd_is_that_of_the_contraction(graph):
     found = run.evaluations["consensus_distance"].iloc[
         20:
     ]  # 40 commits apart each: (1 - 1 / 7)**40 = 0.002
-    contraction = theory.pair_contraction(graph, n)
+    contraction = formulas.pair_contraction(topologies.as_topology(graph).neighbours(n))
     added = (1 - 1 / n) * size * rate**2
     expected = added / (1 - contraction) / n
     slack = 5 * found.std() / math.sqrt(len(found))

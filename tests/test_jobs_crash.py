@@ -35,7 +35,7 @@ def loop(commits: int, every: float, lasts: float, interval: float, saving: floa
 
 @pytest.mark.parametrize(("interval", "saving"), [(10.0, 1.5), (3.0, 0.0)])
 def test_rounds_and_checkpoints_are_those_of_a_loop(interval, saving):
-    crash = failures.crash(50.3, 5.0, scope="job", checkpoint=interval, saving=saving)
+    crash = failures.job_crash(50.3, 5.0, checkpoint=interval, saving=saving)
     cluster = Cluster(16, 1.0, policy="barrier()", failures=[crash])
     trace = simulate(cluster, commits=16 * 300)
     versions = trace.frame[trace.frame["outcome"] == "applied"]
@@ -48,7 +48,7 @@ def test_rounds_and_checkpoints_are_those_of_a_loop(interval, saving):
 
 def test_a_replay_goes_on_from_the_checkpoint():
     """Gradient descent with unit noise-free steps: the error grows back by the lost rounds."""
-    crash = failures.crash(20.5, 2.0, scope="job", checkpoint="5 versions")
+    crash = failures.job_crash(20.5, 2.0, checkpoint="5 versions")
     cluster = Cluster(4, 1.0, policy="barrier()", failures=[crash])
     trace = simulate(cluster, commits=4 * 60)
     run = replay(

@@ -28,7 +28,7 @@ def test_the_methods_pass(name):
 @pytest.mark.parametrize("text", ["barrier(8)", "neighbours(mix=before)", "cancel_stale(3)"])
 def test_timing_takes_a_policys_text_as_a_cluster_does(text):
     timing = Timing(policy=text)
-    assert timing == Timing(policy=asyncsim.clusters.policy.parse_policy(text)) and hash(
+    assert timing == Timing(policy=asyncsim.clusters.policy.as_policy(text)) and hash(
         timing
     ) == hash(timing)
     assert dataclasses.replace(Timing(), policy=text) == timing

@@ -4,12 +4,10 @@ import functools
 
 import jax
 import numpy as np
-import pandas as pd
 import pytest
 from event_loop import deviation, forced_deviation
 
 from asyncsim import (
-    InputError,
     Trace,
     methods,
     pipeline,
@@ -18,12 +16,10 @@ from asyncsim import (
     recorders,
     replay,
     replay_ensemble,
-    study,
 )
 from asyncsim.problems.partition import partition
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.running import start
-from asyncsim.study import finished
 
 
 def shapes(problem):
@@ -221,74 +217,3 @@ def test_a_trace_of_groups_is_saved_and_summarised(tmp_path):
     assert np.array_equal(longer.block_versions()[:200], trace.block_versions())
     fewer = prescribed({"2": "exponential(3)", "0,1": 2}, 200, workers=10, seed=1)
     assert np.array_equal(fewer.block_versions()[:, 0], trace.block_versions()[:, 2])
-
-
-# The study.
-
-
-@pytest.mark.full
-def test_the_study_compares_profiles_with_each_method(tmp_path, capsys):
-    pipeline_study = study.load("pipeline")
-    config = pipeline_study.Config(
-        out=tmp_path / "out",
-        stages=2,
-        staleness=3,
-        problem="digits(hidden=[32])",
-        methods=("downpour", "async_nesterov(momentum=0.5)"),
-        tune=(0.1, 0.3),
-        commits=60,
-        seeds=2,
-    )
-    result = pipeline_study.run(config)
-    assert len(result.summary) == 2 * 6 * 2 * 2  # methods, profiles, rates, seeds
-    table = pd.read_csv(result.folder / "profiles.csv")
-    of_none = table[table["profile"] == "none"]
-    assert of_none["relative"].tolist() == pytest.approx([1, 1]) and len(table) == 12
-    printed = capsys.readouterr().out
-    answers = ("bears staleness worst", "No stage can be distinguished")
-    assert sum(map(printed.count, answers)) == 2
-
-
-def test_the_study_names_the_stage_that_bears_staleness_worst(tmp_path):
-    pipeline_study = study.load("pipeline")
-    cost = {"none": 1, "stage 0": 9, "stage 1": 1.01, "all": 20, "pipeline": 15, "reversed": 3}
-    summary = pd.DataFrame(
-        {
-            "method": "downpour",
-            "profile": profile,
-            "learning_rate": rate,
-            "seed": seed,
-            "status": "finished",
-            "train_loss": 0.01 * times * (1 + rate) * (1 + 0.1 * (seed * len(profile) % 3)),
-        }
-        for profile, times in cost.items()
-        for rate in (0.1, 0.2)
-        for seed in range(4)
-    )
-    table = pipeline_study.profile_table(summary)
-    assert set(table["learning_rate"]) == {0.1}
-    sentence = pipeline_study.answer(table)
-    assert sentence.startswith("Stage 0 bears staleness worst: ")
-    assert sentence.endswith("best: none, not distinguishable from it: stage 1.")
-    table.to_csv(tmp_path / "profiles.csv", index=False)
-    config = {"problem": "digits", "staleness": 6, "seeds": 4, "study": "pipeline"}
-    rates, best = (
-        finished.figures("pipeline").pipeline(finished.Finished(tmp_path, config, summary)).axes
-    )
-    assert len(rates.lines) == len(best.get_xticks()) == len(cost)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stages": 1}, "stages = 1: one stage"),
-        ({"staleness": 4}, "give a multiple of 3"),
-        ({"methods": ("downpour(learning_rate=0.1)",)}, "its rate is tuned"),
-        ({"groups": ("0", "1")}, "groups: the tensor 2.bias is in no group"),
-    ],
-)
-def test_the_study_refuses_what_it_cannot_compare(options, message, tmp_path):
-    pipeline_study = study.load("pipeline")
-    with pytest.raises(InputError, match=message):
-        pipeline_study.run(pipeline_study.Config(out=tmp_path / "out", **options))
-    assert not (tmp_path / "out").exists()

@@ -11,7 +11,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from asyncsim import Cluster, Gamma, InputError, Trace, simulate
@@ -20,6 +19,7 @@ from asyncsim.drawing import look
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.executor import Local
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import measurement, run_jobs
 from asyncsim.study.sweep import run_cells, sweep
 
@@ -249,45 +249,49 @@ def test_half_written_files_of_a_killed_process_are_removed_and_no_others():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InputError("bad")])
-def test_only_what_was_written_is_removed(error):
+def test_without_a_result_only_what_was_written_is_removed(error):
+    trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
     with pytest.raises(type(error)), results.new_folder("a/mine", "toy") as folder:
         write_json(folder / "config.json", {})
-        write_json(folder / "traces" / "x" / "one.json", {})
+        trace.save(folder / "traces" / "x" / "seed0.parquet")
         Path(folder, "notes.txt").write_text("my own")
         Path(folder, "traces", "theirs").write_text("my own")
-        Path(folder, "empty").mkdir()
         raise error
     assert sorted(map(str, Path().rglob("*"))) == [
         "a",
         "a/mine",
-        "a/mine/empty",
         "a/mine/notes.txt",
         "a/mine/traces",
         "a/mine/traces/theirs",
     ]
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_a_folder_that_was_removed_and_made_again_gets_nothing_more(again):
+def test_a_folder_that_was_removed_gets_nothing_more():
+    def measured():
+        shutil.rmtree("x")
+        return {results.SUMMARY: [{"seed": 0}]}
+
+    config = StudyConfig(**TINY, out=Path("x"))
+    jobs = [measurement("seed 0", measured)]
+    with pytest.raises(InputError, match="x': was removed while this ran; nothing more is written"):
+        run_jobs("toy", config, {}, jobs, contextlib.nullcontext(Local()), lambda *_: None)
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize("name", ["timeline", "aside"])
+def test_a_file_of_the_user_in_the_place_of_a_folder(name):
+    """``timeline`` is moved aside with all that is in it; nothing can be moved into a file."""
     trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
-    for write in (
-        lambda folder: write_csv(folder / results.SUMMARY, pd.DataFrame({"a": [1]})),
-        lambda folder: trace.save(folder / "traces" / "seed0.parquet"),
-    ):
-        with (
-            pytest.raises(InputError, match="removed, or replaced by another folder"),
-            results.new_folder("x", "toy") as x,
-        ):
-            write_json(x / "config.json", {})
-            shutil.rmtree(x)
-            if again:
-                x.mkdir()
-                Path(x, results.SUMMARY).write_text("another's")
-            write(x)
-        assert Path("x").exists() == again and (
-            not again or files("x") == {results.SUMMARY: b"another's"}
-        )
-        shutil.rmtree("x", ignore_errors=True)
+    write_json(Path("s/config.json"), {"study": "toy"})
+    Path("s", name).write_text("mine")
+    if name == "timeline":
+        present(Path("s"), {}, example=("seed 0", trace))
+        assert Path("s/aside/timeline").read_text() == "mine"
+        assert Trace.load("s/timeline/seed 0.parquet").workers == 2
+    else:
+        Path("s/timeline").mkdir()
+        with pytest.raises(InputError, match="cannot be moved to s/aside/timeline"):
+            present(Path("s"), {}, example=("seed 0", trace))
 
 
 # Disks

@@ -26,7 +26,6 @@ from asyncsim.replays.recorders import Recorder
 from asyncsim.theory import rollouts as theory
 from asyncsim.traces.samples import law_of_staleness
 
-FAR = {"far_slots": 1, "far_latency": "exponential(0.5)"}
 QUEUES = (
     "pace(0)",
     "pace(1)",
@@ -74,9 +73,6 @@ def settings_of_rollouts(draw):
         "updates": updates,
         "prefill": draw(st.sampled_from((0.0, 0.1))) if updates != "start" else 0.0,
         "transfer": draw(st.sampled_from((0.0, "exponential(0.3)"))),
-        "publish": draw(st.integers(1, 2)),
-        "retry": draw(st.sampled_from(("sample", "group"))),
-        **({} if updates == "abort_and_resume" else draw(st.sampled_from(({}, FAR)))),
         "failures": [failure for failure in failures if failure is not None],
         "learners": draw(st.integers(1, 3)),
         "time": draw(st.sampled_from((0.2, 2.0, "exponential(0.5)"))),
@@ -135,23 +131,6 @@ def test_rows_by_hand():
         [1, 2, 3, 1, 2],
     ]
     assert trace.frame["commit_time"].tolist() == [1.5, 2.5, 3.5]
-
-
-def test_slots_at_another_site_by_hand():
-    """The second slot is 0.25 s away: it takes up versions later, and its samples arrive later."""
-    far = {"far_slots": 1, "far_latency": 0.25, "updates": "in_flight"}
-    trace = learner(3, 0.5, slots=2, length=1.0, queue="keep()", **far)
-    rows = trace.samples[
-        ["slot", "start_time", "ready_time", "take_time", "read_version", "version"]
-    ].head(4)
-    assert rows.to_numpy().tolist() == [
-        [0, 0, 1, 1, 0, 0],
-        [1, 0, 1.25, 1.5, 0, 1],
-        [0, 1, 2, 2, 0, 2],
-        [1, 1, 2.25, 2.5, 0, 3],
-    ]
-    switches = trace.rollouts.switches.head(4)
-    assert switches.to_numpy().tolist() == [[2, 0.5, 1], [3, 0.75, 1], [4, 0, 2], [5, 0.25, 2]]
 
 
 @pytest.mark.parametrize("consume", ["finished", "started"])
@@ -295,7 +274,7 @@ def test_gspo_is_its_equation_5_by_enumeration(normalize):
     """Sums over all groups of two that the old policy may write, of sequences of 1 to 3 tokens."""
     texts = [text for n in (1, 2, 3) for text in itertools.product(range(2), repeat=n)]
     tokens = np.array([text + (0,) * (3 - len(text)) for text in texts])
-    present = np.arange(3) < np.array([[len(text)] for text in texts])
+    present = jnp.arange(3) < jnp.array([[len(text)] for text in texts])
     clip, method = 0.1, policy_gradient(correction="gspo(0.1)", normalize=normalize)
 
     def logps(theta):  # of each token of each text; a text's length has a probability of its own

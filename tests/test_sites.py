@@ -86,7 +86,7 @@ def test_journeys_last_as_long_as_those_of_their_worker(form, tmp_path):
         == cluster
         == Cluster.from_dict(cluster.to_dict())
     )
-    assert "sites of 2 + 2, between them latency 0.5 s each way and 1 bytes/s" in describe(cluster)
+    assert "sites of 2 + 2, far latency 0.5 s, far bandwidth 1" in describe(cluster)
     frame = trace.frame
     if with_server:
         up = np.array([0.35, 0.45, 2.5, 2.5]), np.array([0.1, 0.2, 0.5, 0.5])
@@ -269,9 +269,8 @@ def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
         == cluster
     )
     assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
-    assert (
-        "sites of 1 + 1 + 1 with the server at site 1, between them latency 1 to 30 s by pair"
-        in (describe(cluster))
+    assert "sites of 1 + 1 + 1, far latency 1 to 30 s by pair, the server at site 1" in (
+        describe(cluster)
     )
     rate = theory.throughput_theory(cluster).commits
     assert rate == pytest.approx(1 / 56 + 1 / 19 + 1 / 47)

@@ -176,7 +176,7 @@ def test_switches_can_be_said_either_way():
         ("throughput", "--workers 10,100", "workers", (10, 100)),
         ("throughput", "--workers=10,100", "workers", (10, 100)),
         ("throughput", "--workers 10 100", "workers", (10, 100)),
-        ("best_momentum", "--server-momentum -0.5,0.5,1e-3", "server_momentum", (-0.5, 0.5, 1e-3)),
+        ("delays", "--server-momentum -0.5,0.5,1e-3", "server_momentum", (-0.5, 0.5, 1e-3)),
         ("staleness", "--compute gamma(1,0.2)", "compute", "gamma(1,0.2)"),
     ],
 )

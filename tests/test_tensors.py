@@ -240,7 +240,7 @@ def test_stale_gradients_are_cancelled_or_refused():
     """The policy is part of the method, and is its name in tables."""
     for policy, outcome in (("cancel_stale(2)", "cancelled"), ("discard_stale(2)", "discarded")):
         method = methods.ringmaster_lmo(policy=policy)
-        assert method.hyperparameters["policy"] == f"{policy[:-2]}limit=2, count=1)"
+        assert method.hyperparameters["policy"] == f"{policy[:-2]}limit=2)"
         trace = simulate(Cluster(6, Gamma(1.0, 0.4), policy=policy), 120)
         assert (trace.frame["outcome"] == outcome).any()
         assert trace.accepted.frame["staleness"].max() < 2

@@ -2,6 +2,7 @@
 replays.
 """
 
+import formulas
 import jax
 import numpy as np
 import pytest
@@ -21,27 +22,27 @@ def radius(matrix):
 @pytest.mark.parametrize("workers", [1, 7])
 def test_the_asynchronous_limit_is_exact_for_odd_numbers_of_workers(workers, step):
     limit = theory.elastic_stable_alpha(step)
-    assert radius(theory.elastic_round_robin(workers, step, limit)) == pytest.approx(1, abs=1e-9)
-    assert radius(theory.elastic_round_robin(workers, step, 0.999 * limit)) < 1
-    assert radius(theory.elastic_round_robin(workers, step, 1.001 * limit)) > 1
+    assert radius(formulas.elastic_round_robin(workers, step, limit)) == pytest.approx(1, abs=1e-9)
+    assert radius(formulas.elastic_round_robin(workers, step, 0.999 * limit)) < 1
+    assert radius(formulas.elastic_round_robin(workers, step, 1.001 * limit)) > 1
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("workers", [2, 16])
 def test_the_asynchronous_limit_is_safe_for_even_numbers_of_workers(workers, step):
     limit = theory.elastic_stable_alpha(step)
-    assert radius(theory.elastic_round_robin(workers, step, 0.999 * limit)) < 1
+    assert radius(formulas.elastic_round_robin(workers, step, 0.999 * limit)) < 1
     # Two workers and a step of one: stable up to the square root of one half.
-    assert radius(theory.elastic_round_robin(2, 1.0, 0.5**0.5)) == pytest.approx(1, abs=1e-9)
+    assert radius(formulas.elastic_round_robin(2, 1.0, 0.5**0.5)) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("workers", [1, 16])
 def test_the_synchronous_limit_is_exact(workers, step):
     alpha = theory.elastic_stable_beta(workers, step) / workers
-    assert radius(theory.elastic_synchronous(workers, step, alpha)) == pytest.approx(1, abs=1e-9)
-    assert radius(theory.elastic_synchronous(workers, step, 0.999 * alpha)) < 1
-    assert radius(theory.elastic_synchronous(workers, step, 1.001 * alpha)) > 1
+    assert radius(formulas.elastic_synchronous(workers, step, alpha)) == pytest.approx(1, abs=1e-9)
+    assert radius(formulas.elastic_synchronous(workers, step, 0.999 * alpha)) < 1
+    assert radius(formulas.elastic_synchronous(workers, step, 1.001 * alpha)) > 1
 
 
 def in_turn(workers, rounds, together):
@@ -62,13 +63,13 @@ def test_replays_grow_and_shrink_as_the_maps_do(share, together):
         alpha = share * theory.elastic_stable_beta(workers, step) / workers
         method, matrix = (
             methods.easgd(step, alpha, policy=None),
-            theory.elastic_synchronous(workers, step, alpha),
+            formulas.elastic_synchronous(workers, step, alpha),
         )
     else:
         alpha = share * theory.elastic_stable_alpha(step)
         method, matrix = (
             methods.aeasgd(step, alpha, order="remembered"),
-            theory.elastic_round_robin(workers, step, alpha),
+            formulas.elastic_round_robin(workers, step, alpha),
         )
     trace = in_turn(workers, rounds, together)
     with jax.enable_x64(True):

@@ -19,7 +19,6 @@ from world import (
     assert_same_events,
     check,
     clusters,
-    for_many_workers,
     gossips,
     said_otherwise,
 )
@@ -134,19 +133,6 @@ def test_a_cluster_that_is_said_otherwise_has_the_same_trace(data, cluster, comm
     same = said_otherwise(cluster)
     name = data.draw(st.sampled_from(sorted(same)))
     assert_same_events(simulate(same[name], commits, seed), simulate(cluster, commits, seed))
-
-
-@settings(max_examples=40)
-@given(
-    cluster=st.one_of(KINDS["server"], KINDS["failures"]),
-    commits=st.integers(1, 60),
-    seed=SEEDS,
-    per_period=st.sampled_from([0.1, 3, 1000]),
-)
-def test_many_workers_have_the_same_events(cluster, commits, seed, per_period):
-    few = simulate(cluster, commits, seed)
-    with for_many_workers(per_period):
-        assert_same_events(simulate(cluster, commits, seed), few)
 
 
 @settings(max_examples=40)

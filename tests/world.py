@@ -8,7 +8,6 @@ that all of them meet.
 import dataclasses
 import itertools
 import math
-from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,6 @@ from asyncsim import Cluster, Trace, failures, simulate, topologies
 from asyncsim.clusters import policy
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
 from asyncsim.clusters.network import per_worker
-from asyncsim.simulation import clock
 from asyncsim.traces.columns import ACCEPTED, COLUMNS
 from asyncsim.traces.phases import IN_WORDS
 
@@ -452,10 +450,3 @@ def assert_same_events(found: Trace, expected: Trace) -> None:
     for name in COLUMNS:
         assert found.frame[name].astype(object).equals(expected.frame[name].astype(object)), name
     assert found.open_reads.equals(expected.open_reads) and found.present.equals(expected.present)
-
-
-def for_many_workers(per_period: float):
-    """Let any cluster have the environment of large ones, with periods of this length against the
-    times.
-    """
-    return mock.patch.multiple(clock, _SMALL_CLUSTER=0, _PER_PERIOD=per_period)

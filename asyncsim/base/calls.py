@@ -175,11 +175,8 @@ def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
 
 
 def form_of(target: Any) -> str:
-    """Describe a call: ``gamma(mean=..., cv=...)``, ``discard_stale(limit, count=1)``."""
-    if dataclasses.is_dataclass(target):
-        parameters = ", ".join(f"{parameter}=..." for parameter in parameters_of(target))
-        return f"{name_of(target)}({parameters})"
-    shown_defaults = (
+    """Describe a call: ``gamma(mean, cv)``, ``discard_stale(limit, count=1)``."""
+    parameters = (
         f'{name}="{parameter.default}"'
         if isinstance(parameter.default, str)
         else f"{name}={write(parameter.default)}"
@@ -188,7 +185,8 @@ def form_of(target: Any) -> str:
         for name, parameter in parameters_of(target).items()
     )
     target = target.func if isinstance(target, functools.partial) else target
-    return f"{target.__name__}({', '.join(shown_defaults)})"
+    name = name_of(target) if isinstance(target, type) else target.__name__
+    return f"{name}({', '.join(parameters)})"
 
 
 def write(value: Any) -> str:

@@ -11,14 +11,15 @@ the argument's name and value to the value to use, or raises InputError. ``bool`
 ``Literal[...]`` are ranges by themselves, and ``| None`` allows None.
 """
 
+import dataclasses
 import functools
 import inspect
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
-from asyncsim.base.calls import Call, bind, parameters_of
+from asyncsim.base.calls import Call, bind, name_of, parameters_of, write
 from asyncsim.base.errors import (
     InputError,
     require_choice,
@@ -100,12 +101,74 @@ def checked(argument: str, value: Any, annotation: Any) -> Any:
     return value
 
 
-def check_fields(instance: Any) -> None:
-    """Check the fields of a frozen dataclass by their annotations, in ``__post_init__``."""
+def call_text(factory: Callable[..., Any], arguments: dict[str, Any]) -> str:
+    """Write the call of a factory, without the arguments that have their default."""
+    defaults = {name: entry.default for name, entry in parameters_of(factory).items()}
+    entries = (
+        f"{name}={write(value)}"
+        for name, value in arguments.items()
+        if defaults[name] is inspect.Parameter.empty or value != defaults[name]
+    )
+    return f"{factory.__name__}({', '.join(entries)})"
+
+
+def check_fields(instance: Any, prefix: str = "") -> None:
+    """Check the fields of a frozen dataclass by their annotations, in ``__post_init__``.
+
+    ``prefix``: of the fields' names in error messages.
+    """
     for name, annotation in _annotations(instance.__class__).items():
-        object.__setattr__(instance, name, checked(name, getattr(instance, name), annotation))
+        value = checked(f"{prefix}{name}", getattr(instance, name), annotation)
+        object.__setattr__(instance, name, value)
 
 
 @functools.cache
-def _annotations(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
+def _annotations(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}
+
+
+class Value:
+    """A value in call syntax: a frozen dataclass whose annotations are the ranges of its fields.
+
+    ``buffered(count=8)`` is the call in Python, the text on the command line and ``str`` of it.
+
+    Attributes
+    ----------
+    kind : str
+        The noun of its kind, for error messages.
+    lacking : frozenset of str
+        The fields of all values of a kind: None where a value lacks one.
+    """
+
+    kind: ClassVar[str]
+    lacking: ClassVar[frozenset[str]] = frozenset()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return None for a field that only other values of the kind have."""
+        if name in type(self).lacking:
+            return None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{self.subject}: ")
+
+    @property
+    def name(self) -> str:
+        """The name in call syntax."""
+        return name_of(type(self))
+
+    @property
+    def subject(self) -> str:
+        """The kind and the name, for error messages."""
+        return f"{self.kind} {self.name}"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that differ from their defaults."""
+        values = {entry: getattr(self, entry.name) for entry in dataclasses.fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
+        return {entry.name: value for entry, value in values.items() if value != entry.default}
+
+    def __str__(self) -> str:
+        arguments = (f"{name}={write(value)}" for name, value in self.arguments.items())
+        return f"{self.name}({', '.join(arguments)})"

@@ -1,16 +1,14 @@
-"""Files and folders of results: written whole or not at all, and never through a link.
+"""Files and folders of results: written whole or not at all, by one process in a folder at a time.
 
-A folder of results may come from a stranger. So inside one, only plain files and folders are
-followed, read, written, moved or removed: no link, FIFO or device. `require_plain` is this rule,
-and every function here that takes a path applies it. A write goes to a new file with a random name,
-which is renamed when it is complete.
+A folder of results may come from a stranger. A file is opened once, without following a link and
+without blocking, and must be a regular file. A file is written under a new random name, which then
+takes the place of the file or link there. `require_real` refuses folders that are links. Nothing is
+removed but half-written files: `set_aside` moves what is in the way.
 """
 
 import contextlib
 import csv
 import dataclasses
-import errno
-import functools
 import hashlib
 import io
 import itertools
@@ -36,9 +34,8 @@ if TYPE_CHECKING:
 
 #: The entry of a JSON file with the SHA-256 of the others.
 CHECKSUM = "sha256"
-#: The files that mark a folder of results: of a study, and of a run; and an entry of each.
-CONFIG, RUN = "config.json", "run.json"
-_MARKS = {CONFIG: "study", RUN: "diverged_at"}
+#: The files that name the contents of a study's folder, of a run's, and of a recording's.
+CONFIG, RUN, RECORDING = "config.json", "run.json", "recording.json"
 #: The folder, inside a study's, to which a resumed study moves files that it cannot use.
 SET_ASIDE = "aside"
 #: Names of half-written files and folders, left by killed processes.
@@ -48,51 +45,8 @@ _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial(\.[^.]*)?", re.DOTALL)
 _UNSAFE = re.compile(r"^\.|[^\w .,:+*%@=()\[\]'\"-]")
 #: Longest name of a file or folder, without suffix, in bytes: file systems allow 255.
 _LONGEST_NAME = 200
-#: Flags of an exclusive new file; not every system has all of them.
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-
-
-def results_of(path: Path) -> Path | None:
-    """Return the outermost folder of results that is a path or contains it; None without one.
-
-    Links above that folder, and the folder itself as a link, are the user's own.
-    """
-    path = _absolute(path)
-    return next((folder for folder in (*reversed(path.parents), path) if _is_results(folder)), None)
-
-
-def require_plain(path: Path) -> Path:
-    """Return a path; raise InputError if it is or crosses a link or a device inside a folder of
-    results.
-    """
-    folder = results_of(path)
-    if folder is None:
-        return path
-    place = folder
-    for part in _absolute(path).relative_to(folder).parts:
-        place = place / part
-        try:
-            mode = os.lstat(place).st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            break
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
-            raise InputError(
-                f"{str(place)!r}: is {kind}, and only files and folders are used inside the folder "
-                "of "
-                f"results {folder.name!r}; replace it by a copy, or remove it"
-            )
-    return path
-
-
-def within(folder: Path, name: Any) -> Path:
-    """Return a path that a table names; raise InputError if it is outside ``folder``."""
-    path = Path(str(name))
-    if path.is_absolute() or ".." in path.parts or not str(name).isprintable():
-        raise InputError(
-            f"folder = {str(folder)!r}: names {shown(str(name))}, which is not inside; mistrust it"
-        )
-    return folder / path
+#: Flags of `open_file`; not every system has all of them.
+_OPEN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
 def folder_name(text: str) -> str:
@@ -105,132 +59,59 @@ def folder_name(text: str) -> str:
     return safe if safe == text else f"{safe}-{zlib.crc32(text.encode()):08x}"
 
 
-def _absolute(path: Path) -> Path:
-    """Return an absolute path without "..", each resolved together with the folders before it."""
-    path = path.absolute()
-    if ".." not in path.parts:
-        return path
-    end = len(path.parts) - path.parts[::-1].index("..")
-    return Path(os.path.realpath(Path(*path.parts[:end])), *path.parts[end:])
+def free_folder(stem: str) -> Path:
+    """Return the first path of ``stem``, ``stem-2``, ``stem-3``, ... at which nothing exists."""
+    numbers = (Path(stem if number == 1 else f"{stem}-{number}") for number in itertools.count(1))
+    return next(path for path in numbers if not os.path.lexists(path))
 
 
-def _is_results(folder: Path) -> bool:
-    """Return whether a folder has a file that marks results, or is locked by this process."""
-    if any(folder == locked.folder for locked in _locked):
-        return True
-    for name, entry in _MARKS.items():
-        file = os.path.join(folder, name)  # not Path: called for every folder above every file
-        try:
-            mark = os.lstat(file)
-        except (OSError, ValueError):
-            continue
-        if not stat.S_ISREG(mark.st_mode) or _has_entry(
-            entry, file, mark.st_ino, mark.st_mtime_ns, mark.st_size
-        ):
-            return True
-    return False
+def within(folder: Path, name: Any) -> Path:
+    """Return a path that a table names; raise InputError if it is outside ``folder``."""
+    path = Path(str(name))
+    if path.is_absolute() or ".." in path.parts or not str(name).isprintable():
+        raise InputError(
+            f"folder = {str(folder)!r}: names {shown(str(name))}, which is not inside; mistrust it"
+        )
+    return folder / path
 
 
-@functools.lru_cache(maxsize=1000)
-def _has_entry(entry: str, file: str, *_version: int) -> bool:
-    """Return whether a JSON file has an entry or cannot be read; cached by version of the file.
-
-    Other programs also have files with the names that mark folders of results.
-    """
-    try:
-        values = json.loads(Path(file).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return True
-    return isinstance(values, dict) and entry in values
-
-
-class LockedFolder:
-    """A folder locked by this process, and the list of files written there.
-
-    ``argument``: the argument that named it.
-    """
-
-    def __init__(self, folder: Path, argument: str):
-        self.folder, self._argument, self._identity = _absolute(folder), argument, _identity(folder)
-        #: Files and folders in the order of their creation.
-        self.written: dict[Path, None] = {}
-
-    @property
-    def is_there(self) -> bool:
-        """Whether its path still leads to this folder, and not to a new one or nowhere."""
-        return _identity(self.folder) == self._identity
-
-    def contains(self, path: Path) -> bool:
-        """Return whether a path lies inside."""
-        return _absolute(path).is_relative_to(self.folder)
-
-    def require_there(self) -> None:
-        """Raise InputError if its path leads nowhere, or to another folder."""
-        if not self.is_there:
+def require_real(folder: Path) -> Path:
+    """Return a folder; raise InputError if it, or a folder inside it, is a link."""
+    inside = (Path(place, name) for place, names, _ in os.walk(folder) for name in names)
+    for path in (folder, *inside):
+        if path.is_symlink():
             raise InputError(
-                f"{self._argument} = {str(self.folder)!r}: was removed, or replaced by another "
-                "folder, while this "
-                "ran; nothing more is written; start again with a folder that stays"
+                f"{str(path)!r}: is a link, and results are in real folders only; replace it by a "
+                "copy, or give the folder itself"
             )
-
-    def remove_written(self) -> None:
-        """Remove the listed files and folders only: neither files of others nor the folder
-        itself.
-        """
-        for path in reversed(self.written) if self.is_there else ():
-            with contextlib.suppress(OSError, InputError):  # folders with foreign files
-                require_plain(path)
-                path.rmdir() if path.is_dir() else path.unlink()
-
-
-#: The folders locked by this process.
-_locked: list[LockedFolder] = []
+    return folder
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path, argument: str) -> Iterator[LockedFolder]:
-    """Lock a folder against other processes and threads; ``argument`` is the argument that named
-    it.
+def alone_in(folder: Path, argument: str) -> Iterator[None]:
+    """Lock a folder against other processes and threads.
 
-    Files that this module writes there are listed; writing is an InputError once the folder was
-    removed or replaced.
-
-    Raises
-    ------
-    InputError
-        If it is locked already, or cannot be read as a folder.
+    ``argument``: the argument that named it, for the InputError if it is locked already, or cannot
+    be read.
     """
+    if sys.platform == "win32":  # cannot open folders
+        yield
+        return
     try:
-        # Windows cannot open folders.
-        descriptor = (
-            os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if sys.platform != "win32" else None
-        )
-        locked = LockedFolder(folder, argument)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise InputError(
             f"{argument} = {str(folder)!r}: cannot be read: {error.strerror}; give another"
         ) from error
     try:
-        if descriptor is not None and not lock(descriptor):
+        if not lock(descriptor):
             raise InputError(
                 f"{argument} = {str(folder)!r}: another process writes there; wait for its end, or "
                 "give another folder"
             )
-        _locked.append(locked)
-        yield locked
+        yield
     finally:
-        if locked in _locked:
-            _locked.remove(locked)
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    try:
-        status = os.stat(folder)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        os.close(descriptor)
 
 
 def lock(descriptor: int) -> bool:
@@ -249,107 +130,77 @@ def lock(descriptor: int) -> bool:
     return True
 
 
-def partial_of(path: Path) -> Path:
-    """Return a new path beside another, for a half-written file or folder."""
-    return path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Yield a new path beside another, which gets its name when it is complete and on disk.
 
-
-def free_folder(stem: str) -> Path:
-    """Return the first path of ``stem``, ``stem-2``, ``stem-3``, ... at which nothing exists."""
-    numbers = (Path(stem if number == 1 else f"{stem}-{number}") for number in itertools.count(1))
-    return next(path for path in numbers if not os.path.lexists(path))
+    Missing folders are created. After an error nothing is left behind, and an OSError (a full disk,
+    a missing permission) is an InputError.
+    """
+    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
+    try:
+        make_folder(path.parent)
+        yield partial
+        for entry in (*(sorted(partial.iterdir()) if partial.is_dir() else ()), partial):
+            _sync(entry)
+        os.replace(partial, path)
+        _sync(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+        if isinstance(error, OSError):
+            raise InputError(
+                f"{str(path)!r}: cannot be written: {error.strerror or error}; give a path that can"
+            ) from error
+        raise
 
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Create a folder as a whole: yield a hidden folder, which gets the name at the end.
-
-    Nothing is left behind after an error. Raises InputError if it cannot be written.
-    """
-    partial = partial_of(path)
-    try:
-        make_folder(path.parent)
-        require_plain(path)
+    """Create a folder as a whole: yield a hidden folder, which gets the name at the end."""
+    with _whole(path) as partial:
         partial.mkdir()
         yield partial
-        put_in_place(partial, path)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise InputError(
-                f"{str(path)!r}: cannot be written: {error.strerror or error}; give a folder that "
-                "can"
-            ) from error
-        raise
 
 
-def write_whole(path: Path, write: Callable[[Path], Any], mode: int = 0o666) -> Path:
+def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     """Write a file under a random name, and rename it when it is complete and on disk.
 
-    Missing folders are created. ``write`` gets the path of the new, empty file; ``mode``: its
-    permissions, less the umask's.
-
-    Raises
-    ------
-    InputError
-        If it cannot be written (a full disk, a missing permission, a link in its place); nothing is
-        left behind then. Or if a locked folder around it was removed meanwhile.
+    ``write`` gets the path of the new file. A link in the file's place is replaced.
     """
-    partial = partial_of(path)
-    try:
-        make_folder(path.parent)
-        require_plain(path)
-        os.close(os.open(partial, _NEW, mode))
+    with _whole(path) as partial:
         write(partial)
-        put_in_place(partial, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        if isinstance(error, OSError):
-            raise InputError(
-                f"{str(path)!r}: cannot be written: {error.strerror or error}"
-            ) from error
-        raise
     return path
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder, and those above it, unless it exists.
-
-    Raises
-    ------
-    InputError
-        If it is, or crosses, a link inside a folder of results; or if a locked folder around it was
-        removed meanwhile.
-    """
-    _holders(folder)
-    if not require_plain(folder).is_dir():
+    """Create a folder, and those above it, unless it exists."""
+    if not folder.is_dir():
         make_folder(folder.parent)
-        _list(folder)
-        try:
-            folder.mkdir(exist_ok=True)
-        except FileExistsError as error:  # a file
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
+        folder.mkdir(exist_ok=True)
         _sync(folder.parent)
 
 
 def open_file(path: Path) -> io.BufferedReader:
-    """Open a file to read.
+    """Open a regular file to read, without following a link and without blocking.
 
     Raises
     ------
     InputError
-        If it is, or crosses, a link inside a folder of results; or if it is a FIFO or a device,
-        wherever it lies.
+        It is a link, a folder, a FIFO or a device.
     OSError
-        If it cannot be read.
+        It cannot be opened.
     """
-    mode = os.stat(require_plain(path)).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _OPEN)
+    except OSError as error:
+        if not path.is_symlink():
+            raise
+        raise InputError(f"{str(path)!r}: is a link; replace it by a copy, or remove it") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise InputError(f"{str(path)!r}: is no regular file; give one")
-    return path.open("rb")
+    return os.fdopen(descriptor, "rb")
 
 
 def read_text(path: Path) -> str:
@@ -359,27 +210,14 @@ def read_text(path: Path) -> str:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List the plain files in a folder and in those inside it, sorted; none without the folder.
-
-    Raises
-    ------
-    InputError
-        If the folder is, or crosses, a link inside a folder of results.
-    """
-    inside = (
-        Path(place, name) for place, _, names in os.walk(require_plain(folder)) for name in names
-    )
+    """List the plain files in a folder and in those inside it, sorted; none without the folder."""
+    inside = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return sorted(path for path in inside if stat.S_ISREG(os.lstat(path).st_mode))
-
-
-def remove(path: Path) -> None:
-    """Remove a file if it exists; raise InputError for a link inside a folder of results."""
-    require_plain(path).unlink(missing_ok=True)
 
 
 def remove_partials(folder: Path) -> None:
     """Remove the half-written files and folders that killed processes left."""
-    for place, _, names in os.walk(require_plain(folder), topdown=False):
+    for place, _, names in os.walk(folder, topdown=False):
         is_half = any(map(_PARTIAL.fullmatch, Path(place).relative_to(folder).parts))
         for path in (Path(place, name) for name in names if is_half or _PARTIAL.fullmatch(name)):
             if stat.S_ISREG(os.lstat(path).st_mode):
@@ -391,40 +229,17 @@ def remove_partials(folder: Path) -> None:
 
 def set_aside(folder: Path, name: str) -> Path:
     """Move a file or folder inside a folder of results out of the way; return its new path."""
-    source = require_plain(folder / name)
-    for number in itertools.count(1):
-        target = folder / SET_ASIDE / (name if number == 1 else f"{name}-{number}")
-        if not os.path.lexists(target):
-            break
-    make_folder(target.parent)
-    os.rename(source, target)
-    _sync(source.parent)
+    target = free_folder(str(folder / SET_ASIDE / name))
+    try:
+        make_folder(target.parent)
+        os.rename(folder / name, target)
+    except OSError as error:
+        raise InputError(
+            f"{str(folder / name)!r}: cannot be moved to {target}: {error.strerror}; move it"
+        ) from error
+    _sync((folder / name).parent)
     _sync(target.parent)
     return target
-
-
-def put_in_place(partial: Path, path: Path) -> None:
-    """Rename a complete file or folder: after a power loss all of it is there or nothing."""
-    inside = sorted(partial.iterdir()) if partial.is_dir() else []
-    for entry in (*inside, partial):
-        _sync(entry)
-    _list(path, *(path / entry.name for entry in inside))
-    os.replace(partial, path)
-    _sync(path.parent)
-
-
-def _list(path: Path, *inside: Path) -> None:
-    """Record new files of a locked folder; raise InputError if it was removed or replaced."""
-    for locked in _holders(path):
-        locked.written.update(dict.fromkeys(file.absolute() for file in (path, *inside)))
-
-
-def _holders(path: Path) -> list[LockedFolder]:
-    """Return the locked folders around a path; raise InputError if one was removed or replaced."""
-    holders = [locked for locked in _locked if locked.contains(path)]
-    for locked in holders:
-        locked.require_there()
-    return holders
 
 
 def _sync(path: Path) -> None:
@@ -460,9 +275,9 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def write_text(path: Path, text: str, mode: int = 0o666) -> Path:
+def write_text(path: Path, text: str) -> Path:
     """Write a text file; see `write_whole`."""
-    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"), mode)
+    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path, values: Any) -> Path:

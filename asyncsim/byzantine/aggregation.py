@@ -16,21 +16,15 @@ one pass over the parameters: .3 ms for ``[51, 17226]``, where a sort takes 56 m
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.calls import called, write
-from asyncsim.base.errors import (
-    InputError,
-    require_choice,
-    require_count,
-    require_fraction,
-    require_positive,
-    require_switch,
-)
+from asyncsim.base.calls import called
+from asyncsim.base.declared import Count, Factory, Fraction, Natural, Positive, call_text, declaring
+from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import naming_failures, tree_text
 
 #: Coordinates from which a coordinate-wise rule estimates the messages' shares.
@@ -63,8 +57,6 @@ class Rule(NamedTuple):
 
     Attributes
     ----------
-    text : str
-        The call that makes it: ``"krum(f=3)"``.
     aggregate : function
         ``aggregate(state, messages, mask, key) -> Aggregated``: of the messages in the mask, or of
         all if it is None.
@@ -81,9 +73,10 @@ class Rule(NamedTuple):
         Whether it draws random numbers.
     coordinatewise : bool
         Whether each entry of the result depends on that entry of the messages alone.
+    text : str
+        The call that makes it, ``"krum(f=3)"``; `declared` writes it.
     """
 
-    text: str
     aggregate: Callable[[State, Array, Array | None, Any], Aggregated]
     largest: Callable[[Number], Number]
     f: int | None = None
@@ -91,6 +84,7 @@ class Rule(NamedTuple):
     averaging: float = 0.0
     needs_key: bool = False
     coordinatewise: bool = False
+    text: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -127,6 +121,36 @@ class Rule(NamedTuple):
             raise InputError(f"rule = {self.text!r}: f = {f} is too large: {remark}")
 
 
+def declared(factory: Factory) -> Factory:
+    """Check the arguments of a rule's factory by its annotations; the call becomes its text."""
+    return declaring(_build)(factory)
+
+
+def _build(factory: Callable[..., Rule], arguments: dict[str, Any]) -> Rule:
+    plain = {
+        name: str(value) if isinstance(value, Rule) else value for name, value in arguments.items()
+    }
+    # The rule of a rule stands without its name.
+    text = call_text(factory, plain).replace("(rule=", "(", 1)
+    return factory(**arguments)._replace(text=text)
+
+
+def parse_rule(rule: Rule | str) -> Rule:
+    """Convert a rule or its text, ``"krum(f=3)"`` or ``"nnm(trimmed_mean(f=2))"``, to a rule.
+
+    Raises
+    ------
+    InputError
+        For another value.
+    """
+    return rule if isinstance(rule, Rule) else called("rule", str(rule), RULES, prefixed=True)
+
+
+#: A rule or its text; the factory gets it parsed.
+RuleLike = Annotated[Any, lambda argument, rule: parse_rule(rule)]
+
+
+@declared
 def mean() -> Rule:
     """Return the mean, which a single Byzantine message can move anywhere."""
 
@@ -135,9 +159,10 @@ def mean() -> Rule:
         # Non-finite values stay: this rule tolerates no fault.
         return Aggregated(_combined(share, messages), share)
 
-    return Rule("mean()", aggregate, lambda n: n * 0, coordinatewise=True)
+    return Rule(aggregate, lambda n: n * 0, coordinatewise=True)
 
 
+@declared
 def median(lower: bool = False) -> Rule:
     """Return the coordinate-wise median.
 
@@ -149,26 +174,23 @@ def median(lower: bool = False) -> Rule:
     Yin, Chen, Ramchandran and Bartlett 2018, "Byzantine-robust distributed learning", arXiv
     1803.01498, definition 1.
     """
-    require_switch("lower", lower)
 
     def aggregate(state, messages, mask, key):
         low, high = _middle(messages, mask)
         share = _share_between(messages, mask, low, high)
         return Aggregated(low if lower else low / 2 + high / 2, share)
 
-    return Rule(
-        _text("median", lower=lower or None), aggregate, lambda n: (n - 1) // 2, coordinatewise=True
-    )
+    return Rule(aggregate, lambda n: (n - 1) // 2, coordinatewise=True)
 
 
-def trimmed_mean(f: int) -> Rule:
+@declared
+def trimmed_mean(f: Natural) -> Rule:
     """Return the coordinate-wise mean without the ``f`` largest and the ``f`` smallest values.
 
     References
     ----------
     Yin et al. 2018, arXiv 1803.01498, definition 2.
     """
-    require_count("f", f, minimum=0)
     middle = median()
 
     def aggregate(state, messages, mask, key):
@@ -201,12 +223,11 @@ def trimmed_mean(f: int) -> Rule:
         too_few = jnp.sum(mask, dtype=jnp.int32) <= 2 * f
         return jax.lax.cond(too_few, lambda: middle.aggregate(state, messages, mask, key), trim)
 
-    return Rule(
-        _text("trimmed_mean", f=f), aggregate, lambda n: (n - 1) // 2, f, coordinatewise=True
-    )
+    return Rule(aggregate, lambda n: (n - 1) // 2, f, coordinatewise=True)
 
 
-def geometric_median(iterations: int | None = None, smoothing: float | None = None) -> Rule:
+@declared
+def geometric_median(iterations: Count | None = None, smoothing: Positive | None = None) -> Rule:
     """Return the geometric median: the point with the least sum of distances to the messages.
 
     Weiszfeld's algorithm, ``z <- sum of w_i g_i / sum of w_i`` with
@@ -217,17 +238,26 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
 
     Parameters
     ----------
-    iterations, smoothing
-        With either of them the rule is `rfa`.
+    iterations : int, optional
+        With it, or the smoothing, the rule is RFA's: so many iterations, by default 3, from zero. A
+        few are then bounded for any input; from the mean they would not be.
+    smoothing : float, optional
+        Of RFA, in the units of the messages, which are gradients; by default 0.1. For messages
+        shorter than this the result is the mean.
+
+    Notes
+    -----
+    A few iterations from zero do not reach the geometric median: a majority that colludes far away
+    does not capture them.
 
     References
     ----------
     Weiszfeld 1937; Vardi and Zhang 2000, "The multivariate L1-median and associated data depth",
-    PNAS 97.
+    PNAS 97; Pillutla, Kakade and Harchaoui 2022, "Robust aggregation for federated learning", arXiv
+    1912.13445, algorithm 2 (RFA).
     """
     if iterations is not None or smoothing is not None:
-        rule = rfa(3 if iterations is None else iterations, 0.1 if smoothing is None else smoothing)
-        return rule._replace(text=rule.text.replace("rfa", "geometric_median"))
+        return _rfa(iterations or 3, smoothing or 0.1)
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
@@ -258,36 +288,10 @@ def geometric_median(iterations: int | None = None, smoothing: float | None = No
         vector, share, *_ = jax.lax.while_loop(moves, iterate, iterate(begin))
         return Aggregated(vector, share)
 
-    return Rule("geometric_median()", aggregate, lambda n: (n - 1) // 2)
+    return Rule(aggregate, lambda n: (n - 1) // 2)
 
 
-def rfa(iterations: int = 3, smoothing: float = 0.1) -> Rule:
-    """Return RFA's rule: a few smoothed iterations of Weiszfeld's algorithm, starting at zero.
-
-    With ``z`` zero at the start, ``z <- sum of w_i g_i / sum of w_i``, and
-    ``w_i = 1 / max(smoothing, |z - g_i|)``.
-
-    Parameters
-    ----------
-    iterations : int
-        From zero, so that a few are bounded for any input; from the mean they would not be.
-    smoothing : float
-        In the units of the messages, which are gradients. For messages shorter than this the result
-        is the mean.
-
-    Notes
-    -----
-    A few iterations from zero do not reach the geometric median: a majority that colludes far away
-    does not capture them.
-
-    References
-    ----------
-    Pillutla, Kakade and Harchaoui 2022, "Robust aggregation for federated learning", arXiv
-    1912.13445, algorithm 2.
-    """
-    require_count("iterations", iterations)
-    require_positive("smoothing", smoothing)
-
+def _rfa(iterations: int, smoothing: float) -> Rule:
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
 
@@ -300,28 +304,19 @@ def rfa(iterations: int = 3, smoothing: float = 0.1) -> Rule:
         begin = jnp.zeros_like(clean[0]), jnp.zeros_like(clean[:, 0])
         return Aggregated(*jax.lax.fori_loop(0, iterations, iterate, begin))
 
-    text = _text("rfa", iterations=iterations, smoothing=smoothing)
-    return Rule(text, aggregate, lambda n: (n - 1) // 2)
+    return Rule(aggregate, lambda n: (n - 1) // 2)
 
 
-#: Krum's scores: the power of the distances, and the ``k`` in the number of nearest others, ``n - f
-#: - k``.
-KRUM_SCORES: Mapping[str, tuple[int, int]] = {
-    "paper": (2, 2),
-    "byzfl": (2, 1),
-    "byzantine_momentum": (1, 1),
-    "epfml": (4, 2),
-    "alie": (1, 0),
-}
+#: The program's score is of ``n - f - 1`` others, the paper's of ``n - f - 2``.
+KrumScore = Literal["paper", "byzfl"]
 
 
-def krum(f: int, score: str = "paper") -> Rule:
+@declared
+def krum(f: Natural, score: KrumScore = "paper") -> Rule:
     """Return Krum: the message with the least sum of squared distances to its ``n - f - 2`` nearest
     others.
 
-    ``score``: ``"paper"``, or the choice of a published program: ``"byzfl"``, squared distances to
-    ``n - f - 1`` others; ``"byzantine_momentum"``, distances to ``n - f - 1``; ``"epfml"``, fourth
-    powers, ``n - f - 2``; ``"alie"``, distances to ``n - f``, or to all others if ``f`` is 0.
+    ``score``: ``"paper"``, or ``"byzfl"``, as in that program: distances to ``n - f - 1`` others.
 
     Notes
     -----
@@ -333,10 +328,11 @@ def krum(f: int, score: str = "paper") -> Rule:
     Blanchard, El Mhamdi, Guerraoui and Stainer 2017, "Machine learning with adversaries", arXiv
     1703.02757.
     """
-    return _krum("krum", f, score, lambda m, f: 1)
+    return _krum(f, score, lambda m, f: 1)
 
 
-def multi_krum(f: int, m: int | None = None, score: str = "paper") -> Rule:
+@declared
+def multi_krum(f: Natural, m: Count | None = None, score: KrumScore = "paper") -> Rule:
     """Return Multi-Krum: the mean of the ``m`` messages with the least scores of `krum`.
 
     ``m``: by default ``n - f - 2``; with the score ``"byzfl"`` ``n - f``, as in that program.
@@ -345,21 +341,14 @@ def multi_krum(f: int, m: int | None = None, score: str = "paper") -> Rule:
     ----------
     Blanchard et al. 2017, arXiv 1703.02757, section 5.
     """
-    if m is not None:
-        require_count("m", m)
 
     def winners(number: Number, f: Number) -> Number:
         return m if m is not None else number - f - (0 if score == "byzfl" else 2)
 
-    return _krum("multi_krum", f, score, winners, m=m)
+    return _krum(f, score, winners)
 
 
-def _krum(
-    name: str, f: int, score: str, winners: Callable[[Number, Number], Number], **options: Any
-) -> Rule:
-    require_count("f", f, minimum=0)
-    power, fewer = KRUM_SCORES[require_choice("score", score, KRUM_SCORES)]
-
+def _krum(f: int, score: KrumScore, winners: Callable[[Number, Number], Number]) -> Rule:
     def largest(n: Number) -> Number:
         return (n - 3) // 2
 
@@ -367,19 +356,17 @@ def _krum(
         m = _number(messages, mask)
         tolerated = _max(_min(f, largest(m)), 0)
         count = _max(_min(winners(m, tolerated), m), 1)
-        # A message has m - 1 others; the authors of ALIE take a slice of n - f of them, which ends
-        # there.
-        neighbours = _max(_min(m - tolerated - fewer, m - 1), 1)
-        scores = _krum_scores(messages, mask, neighbours, count, power)
+        neighbours = _max(m - tolerated - (1 if score == "byzfl" else 2), 1)
+        scores = _krum_scores(messages, mask, neighbours, count)
         chosen = _smallest(scores, _mask(messages, mask), count)
         share = _equal_shares(chosen, count, messages)
         return Aggregated(_combined(share, messages), share)
 
-    text = _text(name, f=f, score=None if score == "paper" else score, **options)
-    return Rule(text, aggregate, largest, f)
+    return Rule(aggregate, largest, f)
 
 
-def bulyan(f: int) -> Rule:
+@declared
+def bulyan(f: Natural) -> Rule:
     """Return Bulyan: repeated choices by Krum, then in each coordinate the values near the median.
 
     Krum's winner among the remaining messages is taken out ``n - 2 f`` times; then each coordinate
@@ -395,7 +382,6 @@ def bulyan(f: int) -> Rule:
     El Mhamdi, Guerraoui and Rouault 2018, "The hidden vulnerability of distributed learning in
     Byzantium", arXiv 1802.07927.
     """
-    require_count("f", f, minimum=0)
 
     def largest(n: Number) -> Number:
         return (n - 3) // 4
@@ -428,10 +414,11 @@ def bulyan(f: int) -> Rule:
         low, high = (jnp.take_along_axis(rows, at[None], 0)[0] for at in (first, first + width - 1))
         return Aggregated(vector, _share_between(messages, chosen, low, high))
 
-    return Rule(_text("bulyan", f=f), aggregate, largest, f)
+    return Rule(aggregate, largest, f)
 
 
-def cge(f: int, total: bool = False, averaging: float = 0.0) -> Rule:
+@declared
+def cge(f: Natural, total: bool = False, averaging: Fraction = 0.0) -> Rule:
     """Return comparative gradient elimination: the mean without the ``f`` messages of largest norm.
 
     Parameters
@@ -451,9 +438,6 @@ def cge(f: int, total: bool = False, averaging: float = 0.0) -> Rule:
     Gupta, Liu and Vaidya 2020, "Byzantine fault-tolerant distributed machine learning using SGD and
     norm-based comparative gradient elimination", arXiv 2008.04699.
     """
-    require_count("f", f, minimum=0)
-    require_switch("total", total)
-    require_fraction("averaging", averaging)
 
     def aggregate(state, messages, mask, key):
         m = _number(messages, mask)
@@ -465,11 +449,11 @@ def cge(f: int, total: bool = False, averaging: float = 0.0) -> Rule:
         weight = chosen.astype(messages.dtype) if total else share
         return Aggregated(_combined(weight, messages), share)
 
-    text = _text("cge", f=f, total=total or None, averaging=averaging or None)
-    return Rule(text, aggregate, lambda n: (n - 1) // 2, f, averaging=averaging)
+    return Rule(aggregate, lambda n: (n - 1) // 2, f, averaging=averaging)
 
 
-def centred_clipping(radius: float = 100.0, iterations: int = 1) -> Rule:
+@declared
+def centred_clipping(radius: Positive = 100.0, iterations: Count = 1) -> Rule:
     """Return centred clipping: the last result plus the mean of the clipped differences from it.
 
     ``v <- v + mean of (g_i - v) min(1, radius / |g_i - v|)`` in each iteration; ``v`` is zero
@@ -485,8 +469,6 @@ def centred_clipping(radius: float = 100.0, iterations: int = 1) -> Rule:
     Karimireddy, He and Jaggi 2021, "Learning from history for Byzantine robust optimization", arXiv
     2012.10333.
     """
-    require_positive("radius", radius)
-    require_count("iterations", iterations)
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
@@ -502,66 +484,11 @@ def centred_clipping(radius: float = 100.0, iterations: int = 1) -> Rule:
         v, weight = jax.lax.fori_loop(0, iterations, iterate, (state, jnp.zeros_like(clean[:, 0])))
         return Aggregated(v, weight / jnp.maximum(jnp.sum(weight), 1e-30), v)
 
-    text = _text("centred_clipping", radius=radius, iterations=iterations)
-    return Rule(text, aggregate, lambda n: (n - 1) // 2, init=jnp.zeros_like)
+    return Rule(aggregate, lambda n: (n - 1) // 2, init=jnp.zeros_like)
 
 
-class LastMedian(NamedTuple):
-    """State of `lipschitz_filter`: the last median, and whether there is one."""
-
-    median: Array
-    is_set: Array
-
-
-def lipschitz_filter(factor: float = 2.0) -> Rule:
-    """Return a Lipschitz-inspired filter around the coordinate-wise median. Experimental.
-
-    A value is accepted if its distance from the last median is at most ``factor`` times the new
-    median's; each coordinate is the mean of the accepted values, or the new median without any. The
-    first result is the median.
-
-    Notes
-    -----
-    It follows the idea of LICM-SGD, whose exact rule of selection was not in the text that we could
-    read: do not take it as a reproduction of that paper's results.
-
-    References
-    ----------
-    Yang, Zhang, Fang and Liu 2019, "Byzantine-resilient SGD for distributed learning: a
-    Lipschitz-inspired coordinate-wise median approach", arXiv 1909.04532, the abstract.
-    """
-    require_positive("factor", factor)
-    middle = median()
-
-    def aggregate(state, messages, mask, key):
-        latest = middle.aggregate((), messages, mask, key)
-        last = state.median
-        finite = jnp.isfinite(messages) & _mask(messages, mask)[:, None]
-        near = finite & (
-            jnp.abs(jnp.where(finite, messages, 0) - last) <= factor * jnp.abs(latest.vector - last)
-        )
-        count = jnp.sum(near, 0, dtype=jnp.int32)
-        accepted = jnp.sum(jnp.where(near, messages, 0), 0) / jnp.maximum(count, 1).astype(
-            last.dtype
-        )
-        use = state.is_set & (count > 0)
-        shares = jnp.mean(near.astype(last.dtype) / jnp.maximum(count, 1).astype(last.dtype), 1)
-        share = jnp.where(state.is_set, shares / jnp.maximum(jnp.sum(shares), 1e-30), latest.share)
-        return Aggregated(
-            jnp.where(use, accepted, latest.vector),
-            share,
-            LastMedian(latest.vector, jnp.bool_(True)),
-        )
-
-    def init(central: Array) -> LastMedian:
-        return LastMedian(jnp.zeros_like(central), jnp.bool_(False))
-
-    return Rule(
-        _text("lipschitz_filter", factor=factor), aggregate, lambda n: (n - 1) // 2, init=init
-    )
-
-
-def nnm(rule: Rule | str, f: int | None = None) -> Rule:
+@declared
+def nnm(rule: RuleLike, f: Natural | None = None) -> Rule:
     """Return a rule after nearest-neighbour mixing: means of each message's ``n - f`` nearest.
 
     ``f``: by default the rule's; required for a rule without one. A message counts among its
@@ -572,12 +499,11 @@ def nnm(rule: Rule | str, f: int | None = None) -> Rule:
     Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023, "Fixing by mixing", arXiv
     2302.01772.
     """
-    rule = parse_rule(rule)
     if f is None and rule.f is None:
         raise InputError(
             f"nnm: f is missing, and {rule.text} has none; write for example nnm({rule.text}, f=2)"
         )
-    tolerated = require_count("f", rule.f if f is None else f, minimum=0)
+    tolerated = rule.f if f is None else f
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
@@ -596,13 +522,11 @@ def nnm(rule: Rule | str, f: int | None = None) -> Rule:
     def largest(n: Number) -> Number:
         return _min((n - 1) // 2, rule.largest(n))
 
-    text = f"nnm({rule.text}{'' if f is None else f', f={f}'})"
-    return rule._replace(
-        text=text, aggregate=aggregate, largest=largest, f=max(tolerated, rule.f or 0)
-    )
+    return rule._replace(aggregate=aggregate, largest=largest, f=max(tolerated, rule.f or 0))
 
 
-def bucketing(rule: Rule | str, size: int = 2) -> Rule:
+@declared
+def bucketing(rule: RuleLike, size: Count = 2) -> Rule:
     """Return a rule on the means of buckets of ``size`` messages each, redrawn at random each time.
 
     One Byzantine message spoils a bucket, so that the rule's ``f`` is unchanged, among fewer
@@ -613,8 +537,6 @@ def bucketing(rule: Rule | str, size: int = 2) -> Rule:
     Karimireddy, He and Jaggi 2022, "Byzantine-robust learning on heterogeneous datasets via
     bucketing", arXiv 2006.09365, algorithm 1.
     """
-    rule = parse_rule(rule)
-    require_count("size", size)
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
@@ -634,14 +556,12 @@ def bucketing(rule: Rule | str, size: int = 2) -> Rule:
     def largest(n: Number) -> Number:
         return rule.largest(-(-n // size))
 
-    text = f"bucketing({rule.text}, size={size})"
-    return rule._replace(text=text, aggregate=aggregate, largest=largest, needs_key=True)
+    return rule._replace(aggregate=aggregate, largest=largest, needs_key=True)
 
 
-def clipping(rule: Rule | str, radius: float = 1.0) -> Rule:
+@declared
+def clipping(rule: RuleLike, radius: Positive = 1.0) -> Rule:
     """Return a rule on messages shortened to a norm of at most ``radius``, a gradient's norm."""
-    rule = parse_rule(rule)
-    require_positive("radius", radius)
 
     def aggregate(state, messages, mask, key):
         norms = jnp.sqrt(_squares(messages))
@@ -651,9 +571,7 @@ def clipping(rule: Rule | str, radius: float = 1.0) -> Rule:
             state, jnp.where(jnp.isfinite(norms)[:, None], shortened, jnp.inf), mask, key
         )
 
-    return rule._replace(
-        text=f"clipping({rule.text}, radius={write(float(radius))})", aggregate=aggregate
-    )
+    return rule._replace(aggregate=aggregate)
 
 
 #: The rules by their names on the command line.
@@ -664,39 +582,16 @@ RULES: Mapping[str, Callable[..., Rule]] = {
         median,
         trimmed_mean,
         geometric_median,
-        rfa,
         krum,
         multi_krum,
         bulyan,
         cge,
         centred_clipping,
-        lipschitz_filter,
         nnm,
         bucketing,
         clipping,
     )
 }
-
-
-def parse_rule(rule: Rule | str) -> Rule:
-    """Convert a rule or its text, ``"krum(f=3)"`` or ``"nnm(trimmed_mean(f=2))"``, to a rule.
-
-    Raises
-    ------
-    InputError
-        For another value.
-    """
-    return rule if isinstance(rule, Rule) else called("rule", str(rule), RULES, prefixed=True)
-
-
-#: A rule or its text; the factory of a method gets it parsed.
-RuleLike = Annotated[Any, lambda argument, rule: parse_rule(rule)]
-
-
-def _text(name: str, **arguments: Any) -> str:
-    """Write the call that makes a rule, without the arguments that are None."""
-    texts = (f"{key}={write(value)}" for key, value in arguments.items() if value is not None)
-    return f"{name}({', '.join(texts)})"
 
 
 def _min(a: Number, b: Number) -> Number:
@@ -825,9 +720,7 @@ def _sum_of_smallest(table: Array, count: Number) -> Array:
     return jnp.sum(jnp.where(_ranks(len(table)) < count, jnp.sort(table), 0), 1)
 
 
-def _krum_scores(
-    messages: Array, mask: Array | None, neighbours: Number, winners: Number, power: int
-) -> Array:
+def _krum_scores(messages: Array, mask: Array | None, neighbours: Number, winners: Number) -> Array:
     """Return scores whose ``winners`` smallest are Krum's.
 
     Bounds of all scores, from a Gram matrix, decide clear winners and losers; the others get scores
@@ -835,7 +728,6 @@ def _krum_scores(
     """
     n, parameters = messages.shape
     dtype = messages.dtype
-    raised = {1: jnp.sqrt, 2: lambda squares: squares, 4: lambda squares: squares**2}[power]
     # A non-finite message spoils only its own row and column.
     gram = jnp.matmul(messages, messages.T, precision=jax.lax.Precision.HIGHEST)
     squares = jnp.diagonal(gram)
@@ -847,7 +739,7 @@ def _krum_scores(
 
     def scores(distances: Array) -> Array:
         return _sum_of_smallest(
-            jnp.where(pairs & ~jnp.isnan(distances), raised(distances), jnp.inf), neighbours
+            jnp.where(pairs & ~jnp.isnan(distances), distances, jnp.inf), neighbours
         )
 
     low, high = scores(jnp.maximum(estimated - error, 0)), scores(jnp.maximum(estimated + error, 0))
@@ -860,7 +752,7 @@ def _krum_scores(
     def measure(state):
         scores_so_far, remaining = state
         i = jnp.argmax(remaining)
-        distances = jnp.where(pairs[i], raised(_squares(messages - messages[i])), jnp.inf)
+        distances = jnp.where(pairs[i], _squares(messages - messages[i]), jnp.inf)
         score = jnp.sum(jnp.where(ranks < neighbours, jnp.sort(distances), 0))
         return scores_so_far.at[i].set(score), remaining.at[i].set(False)
 

@@ -18,30 +18,26 @@ function of these messages:
 A message is a gradient with `asyncsim.methods.robust`, a step with most other methods. A new attack
 is a function::
 
+    @declared
     def reverse(workers, scale=3.0):
         def change(messages, honest, byzantine, key):
             mean = jnp.mean(messages, axis=0, where=honest[:, None])
             return jnp.where(byzantine[:, None], -scale * mean, messages)
-        return Attack(f"reverse(workers={workers}, scale={scale})", workers, change=change)
+        return Attack(workers, change=change)
 """
 
 import functools
 from collections.abc import Callable, Mapping
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.calls import called, write
-from asyncsim.base.errors import (
-    InputError,
-    require_choice,
-    require_count,
-    require_number,
-    require_positive,
-)
+from asyncsim.base.calls import called
+from asyncsim.base.declared import Factory, Natural, Positive, call_text, declaring
+from asyncsim.base.errors import InputError, require_count, require_number
 from asyncsim.methods.method import Array
 
 
@@ -58,8 +54,6 @@ class Attack(NamedTuple):
 
     Attributes
     ----------
-    text : str
-        The call that builds the attack, for records: ``"alie(workers=3)"``.
     workers : int or sequence of int
         The Byzantine workers, or their number: the first ones.
     corrupt : function, optional
@@ -77,15 +71,17 @@ class Attack(NamedTuple):
     weakness : function, optional
         ``weakness(workers) -> str``: why the attack has no effect with this number of workers, or
         "".
+    text : str
+        The call that builds the attack, for records, ``"alie(workers=3)"``; `declared` writes it.
     """
 
-    text: str
     workers: Any
     corrupt: Callable[[Array, Any], Array] | None = None
     change: Callable[[Array, Array, Array, Any], Array] | None = None
     labels: bool = False
     coordinatewise: bool = False
     weakness: Callable[[int], str] = _no_weakness
+    text: str = ""
 
     def byzantine(self, workers: int) -> np.ndarray:
         """Return the mask of the Byzantine workers, ``[workers]``.
@@ -129,79 +125,90 @@ def _chosen(workers: Any) -> list[int]:
     return indices
 
 
-def _attack(
-    name: str, workers: Any, options: Mapping[str, Any] | None = None, **does: Any
-) -> Attack:
-    """Build an attack; ``options`` that are not None become part of its text, after the workers."""
+def _plain(argument: str, workers: Any) -> Any:
+    """Check the Byzantine workers; return a number or a list."""
     _chosen(workers)
-    plain = list(workers) if isinstance(workers, range | np.ndarray) else workers
-    arguments = {"workers": plain, **(options or {})}
-    entries = (f"{key}={write(value)}" for key, value in arguments.items() if value is not None)
-    text = f"{name}({', '.join(entries)})"
-    return Attack(text, workers, **does)
+    return list(workers) if isinstance(workers, tuple | range | np.ndarray) else workers
 
 
-def sign_flip(workers: Any, scale: float = 1.0) -> Attack:
+Workers = Annotated[Any, _plain]
+
+
+def declared(factory: Factory) -> Factory:
+    """Check the arguments of an attack's factory by its annotations; the call becomes its text."""
+    return declaring(_build)(factory)
+
+
+def _build(factory: Callable[..., Attack], arguments: dict[str, Any]) -> Attack:
+    return factory(**arguments)._replace(text=call_text(factory, arguments))
+
+
+@declared
+def sign_flip(workers: Workers, scale: Positive = 1.0) -> Attack:
     """Send the worker's message times ``-scale``: 10 for BASGD's negative gradients."""
-    require_positive("scale", scale)
-    return _attack(
-        "sign_flip",
+    return Attack(
         workers,
-        {"scale": scale},
         corrupt=lambda message, key: -scale * message,
         coordinatewise=True,
     )
 
 
-def gaussian(workers: Any, sigma: float = 200.0) -> Attack:
+@declared
+def gaussian(workers: Workers, sigma: Positive = 200.0) -> Attack:
     """Send normal noise, of standard deviation ``sigma`` in each coordinate (Blanchard et al.)."""
-    require_positive("sigma", sigma)
 
     def corrupt(message: Array, key: Any) -> Array:
         return sigma * jax.random.normal(key, message.shape, message.dtype)
 
-    return _attack("gaussian", workers, {"sigma": sigma}, corrupt=corrupt)
+    return Attack(workers, corrupt=corrupt)
 
 
-def disturbance(workers: Any, sigma: float = 0.2) -> Attack:
+@declared
+def disturbance(workers: Workers, sigma: Positive = 0.2) -> Attack:
     """Add normal noise of ``sigma`` times the message's length: BASGD's random disturbance.
 
     References
     ----------
     Yang and Li 2021, "BASGD: buffered asynchronous SGD for Byzantine learning", arXiv 2003.00937.
     """
-    require_positive("sigma", sigma)
 
     def corrupt(message: Array, key: Any) -> Array:
         length = jnp.sqrt(jnp.sum(message**2))
         return message + sigma * length * jax.random.normal(key, message.shape, message.dtype)
 
-    return _attack("disturbance", workers, {"sigma": sigma}, corrupt=corrupt)
+    return Attack(workers, corrupt=corrupt)
 
 
-def zero(workers: Any) -> Attack:
+@declared
+def zero(workers: Workers) -> Attack:
     """Send zeros."""
-    return _attack(
-        "zero", workers, corrupt=lambda message, key: jnp.zeros_like(message), coordinatewise=True
+    return Attack(
+        workers, corrupt=lambda message, key: jnp.zeros_like(message), coordinatewise=True
     )
 
 
-def infinite(workers: Any) -> Attack:
+@declared
+def infinite(workers: Workers) -> Attack:
     """Send infinite numbers."""
-    return _attack(
-        "infinite",
+    return Attack(
         workers,
         corrupt=lambda message, key: jnp.full_like(message, jnp.inf),
         coordinatewise=True,
     )
 
 
-def label_flip(workers: Any) -> Attack:
+@declared
+def label_flip(workers: Workers) -> Attack:
     """Compute with the labels in reverse order: 9 for 0, 8 for 1."""
-    return _attack("label_flip", workers, labels=True, coordinatewise=True)
+    return Attack(workers, labels=True, coordinatewise=True)
 
 
-def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
+@declared
+def alie(
+    workers: Workers,
+    z: Annotated[float, require_number] | None = None,
+    knows: Literal["all", "own"] = "all",
+) -> Attack:
     """Send the mean minus ``z`` standard deviations, per coordinate: "a little is enough".
 
     Parameters
@@ -219,9 +226,6 @@ def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
     ----------
     Baruch, Baruch and Goldberg 2019, "A little is enough", arXiv 1902.06156.
     """
-    require_choice("knows", knows, ("all", "own"))
-    if z is not None:
-        require_number("z", z)
     f = len(_chosen(workers))
 
     def strength(n: int) -> float:
@@ -240,8 +244,7 @@ def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
             "another z"
         )
 
-    options = {"z": z, "knows": None if knows == "all" else knows}
-    return _attack("alie", workers, options, change=change, weakness=weakness, coordinatewise=True)
+    return Attack(workers, change=change, weakness=weakness, coordinatewise=True)
 
 
 def alie_z(n: int, f: int) -> float:
@@ -254,7 +257,8 @@ def alie_z(n: int, f: int) -> float:
     return NormalDist().inv_cdf((n - f - supporters) / (n - f))
 
 
-def inner_product(workers: Any, scale: float = 2.0) -> Attack:
+@declared
+def inner_product(workers: Workers, scale: Positive = 2.0) -> Attack:
     """Send ``-scale`` times the mean of the honest messages: inner-product manipulation.
 
     ``scale``: .1 evades distance-based rules; above one, a mean changes its sign.
@@ -263,15 +267,15 @@ def inner_product(workers: Any, scale: float = 2.0) -> Attack:
     ----------
     Xie, Koyejo and Gupta 2019, "Fall of empires", arXiv 1903.03936.
     """
-    require_positive("scale", scale)
 
     def change(messages: Array, honest: Array, byzantine: Array, key: Any) -> Array:
         return _in_place(messages, byzantine, -scale * _moments(messages, honest)[0])
 
-    return _attack("inner_product", workers, {"scale": scale}, change=change, coordinatewise=True)
+    return Attack(workers, change=change, coordinatewise=True)
 
 
-def mimic(workers: Any, target: int | None = None) -> Attack:
+@declared
+def mimic(workers: Workers, target: Natural | None = None) -> Attack:
     """Repeat the message of one honest worker: harmful where workers hold different data.
 
     ``target``: that worker; by default, or without a message of it, the first honest one.
@@ -280,7 +284,7 @@ def mimic(workers: Any, target: int | None = None) -> Attack:
     ----------
     Karimireddy, He and Jaggi 2022, arXiv 2006.09365, section 3.
     """
-    if target is not None and require_count("target", target, minimum=0) in _chosen(workers):
+    if target in _chosen(workers):
         raise InputError(f"target = {target}: is Byzantine itself; choose an honest worker")
 
     def change(messages: Array, honest: Array, byzantine: Array, key: Any) -> Array:
@@ -293,10 +297,13 @@ def mimic(workers: Any, target: int | None = None) -> Attack:
             copied = jnp.where(honest[target], target, copied)
         return _in_place(messages, byzantine, messages[copied])
 
-    return _attack("mimic", workers, {"target": target}, change=change, coordinatewise=True)
+    return Attack(workers, change=change, coordinatewise=True)
 
 
-def min_max(workers: Any, direction: str = "deviation") -> Attack:
+@declared
+def min_max(
+    workers: Workers, direction: Literal["deviation", "mean", "sign"] = "deviation"
+) -> Attack:
     """Send a vector as far from the honest mean as the distances between honest messages allow.
 
     All send ``mean + gamma p``, with the largest ``gamma`` at which no honest message is further
@@ -316,7 +323,6 @@ def min_max(workers: Any, direction: str = "deviation") -> Attack:
     ----------
     Shejwalkar and Houmansadr 2021, "Manipulating the Byzantine", NDSS, section IV-B.
     """
-    require_choice("direction", direction, ("deviation", "mean", "sign"))
 
     def change(messages: Array, honest: Array, byzantine: Array, key: Any) -> Array:
         mean, deviation = _moments(messages, honest)
@@ -335,8 +341,7 @@ def min_max(workers: Any, direction: str = "deviation") -> Attack:
         gamma = (jnp.sqrt(jnp.maximum(b * b - a * c, 0)) - b) / jnp.maximum(a, 1e-30)
         return _in_place(messages, byzantine, mean + jnp.min(jnp.where(honest, gamma, jnp.inf)) * p)
 
-    options = {"direction": None if direction == "deviation" else direction}
-    return _attack("min_max", workers, options, change=change)
+    return Attack(workers, change=change)
 
 
 #: The attacks by their names on the command line.

@@ -10,14 +10,13 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import kruskal
 
 import asyncsim.calibration.dependence as dependence
-from asyncsim.base.errors import InputError, require_choice, require_switch
+from asyncsim.base.errors import InputError, require_choice, require_nonnegative, require_switch
 from asyncsim.calibration.fitting import (
     ERRORS,
     FAMILIES,
@@ -32,7 +31,7 @@ from asyncsim.calibration.fitting import (
 )
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
 from asyncsim.clusters.failures import crash
-from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
+from asyncsim.clusters.laws import Constant, Empirical, Law
 from asyncsim.traces.durations import Durations, choices, deaths, durations
 from asyncsim.traces.trace import Trace
 
@@ -56,7 +55,6 @@ class Calibration:
     parts: tuple[Part, ...] = field(repr=False)
     notes: tuple[str, ...]  #: properties of the trace that no cluster has; doubts about the order
     durations: Durations = field(repr=False)  #: as recorded
-    law: str  #: the rule by which the laws were chosen
 
     @property
     def table(self) -> pd.DataFrame:
@@ -74,17 +72,13 @@ class Calibration:
         """Fit the cluster to resampled durations; the spread shows how well they determine it.
 
         The samples are stretches of successive durations, with the cube root of their number as
-        length, so that their serial dependence is kept. The families are chosen again.
+        length, so that their serial dependence is kept. The families are kept.
 
         References
         ----------
         Kuensch 1989, Annals of Statistics 17, 1217: the moving block bootstrap.
         """
-        kinds = [_of_deaths(part, self.law) for part in self.parts]
-        parts = [
-            part.resampled(generator, kind) for part, kind in zip(self.parts, kinds, strict=True)
-        ]
-        return _with_laws(self.cluster, parts)
+        return _with_laws(self.cluster, [part.resampled(generator) for part in self.parts])
 
 
 def calibrate(
@@ -92,7 +86,7 @@ def calibrate(
     *,
     law: str = "best",
     per_worker: bool | None = None,
-    latency_up: Law | float | str | None = None,
+    latency_up: float | None = None,
     discipline: str | None = None,
     warm_up: int | None = None,
 ) -> Cluster:
@@ -131,14 +125,11 @@ def calibrate(
     per_worker : bool, optional
         Whether each worker gets its own compute law; by default if these laws together have a
         smaller BIC than one law for all.
-    latency_up : Law, number or text, optional
-        The way up; by default from the trace. If the trace does not record when messages leave, the
-        way up counts as computing by default, and is zero. ``"down"``: the law of the way down. A
-        given law is removed from the time between ``start_time`` and the arrival, a constant
-        exactly, another law by mean and variance. If a trace of separate read_then_write visits
-        does not record when requests to read leave, the default is the difference between both ways
-        around the read and the way down, by mean and variance; if they hardly differ, a constant,
-        with a warning.
+    latency_up : float, optional
+        The way up (s), a constant; by default its law from the trace. If the trace does not record
+        when messages leave, the default is 0; if it does not record when requests to read leave, it
+        is the difference between both ways around the read and the way down, a constant if that
+        varies, with a warning.
     discipline : str, optional
         ``"fifo"``, ``"lowest_rank"`` or ``"random"``; by default the first that agrees with 95 % of
         the server's choices. An explicit discipline is checked against them.
@@ -181,7 +172,7 @@ def examine(
     *,
     law: str = "best",
     per_worker: bool | None = None,
-    latency_up: Law | float | str | None = None,
+    latency_up: float | None = None,
     discipline: str | None = None,
     warm_up: int | None = None,
 ) -> Calibration:
@@ -239,11 +230,10 @@ def examine(
             raise InputError(
                 "trace: a worker died and none came back; end the trace before, or restart it"
             )
-        for name, values in ((_DEATHS, died.between), (_AWAY, died.away)):
-            part = Part(name, values, Fit(Constant(0.0), 0.0, 0, 0.0))
-            parts = (*parts, part._replace(fit=fit(values, _of_deaths(part, law))))
+        between, away = fit(died.between, "exponential"), fit(died.away, "empirical")
+        parts += (Part(_DEATHS, died.between, between), Part(_AWAY, died.away, away))
     return Calibration(
-        _with_laws(frame, parts), parts, (*dependence.notes(recorded), *notes), recorded, law
+        _with_laws(frame, parts), parts, (*dependence.notes(recorded), *notes), recorded
     )
 
 
@@ -277,41 +267,28 @@ def _compute(
 
 
 def _uplink(
-    recorded: Durations, override: Any, down: Law, law: str
+    recorded: Durations, override: float | None, down: Law, law: str
 ) -> tuple[Part, np.ndarray, list[str]]:
     """Return the law of the way up, the durations of computing without it, and notes."""
-
-    def unfitted(up: Law) -> Part:
-        return Part("latency up", np.zeros(0), Fit(up, 0.0, 0, 0.0))
-
+    computed, seconds = recorded.compute, 0.0
+    notes: list[str] = []
     if override is not None:
-        up = down if override == "down" else as_law("latency_up", override)
-        combined = recorded.compute if recorded.up is None else recorded.compute + recorded.up
-        return unfitted(up), without("latency_up", combined, up), []
-    if recorded.up is not None:
-        return fitted("latency up", recorded.up, law), recorded.compute, []
-    if recorded.round_trip is None:
-        return unfitted(Constant(0.0)), recorded.compute, []
-    notes = []
-    try:
-        times = without("latency down", recorded.round_trip, down)
-    except InputError:  # the difference is smaller than the noise of its terms
-        mean = max(0.0, float(recorded.round_trip.mean()) - down.mean)
-        times = np.full(len(recorded.round_trip), mean)
+        seconds = require_nonnegative("latency_up", override)
+        combined = computed if recorded.up is None else computed + recorded.up
+        computed = without("latency_up", combined, seconds)
+    elif recorded.up is not None:
+        return fitted("latency up", recorded.up, law), computed, notes
+    elif recorded.round_trip is not None and isinstance(down, Constant):
+        part = fitted("latency up", np.maximum(recorded.round_trip - down.value, 0.0), law)
+        return part, np.maximum(computed - part.fit.law.mean, 0.0), notes
+    elif recorded.round_trip is not None:
+        seconds = max(0.0, float(recorded.round_trip.mean()) - down.mean)
+        computed = np.maximum(computed - seconds, 0.0)
         notes.append(
-            f"the way up is modelled as a constant, {mean:.2g} s: it is too short beside the way "
-            "down to fit its law; "
+            f"the way up is modelled as a constant, {seconds:.2g} s, because the way down varies; "
             "give latency_up"
         )
-    part = fitted("latency up", times, law)
-    return part, without("latency up", recorded.compute, part.fit.law), notes
-
-
-def _of_deaths(part: Part, law: str) -> str:
-    """Return the rule for a part's law: the common one, except for the times of deaths."""
-    if part.name == _DEATHS:
-        return "exponential"
-    return "empirical" if part.name == _AWAY else law
+    return Part("latency up", np.zeros(0), Fit(Constant(seconds), 0.0, 0, 0.0)), computed, notes
 
 
 def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:

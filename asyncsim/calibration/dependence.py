@@ -15,10 +15,6 @@ from asyncsim.traces.durations import Durations
 
 #: Smaller effects, relative to the mean, are not mentioned.
 _SMALLEST_EFFECT = 0.05
-#: A worker has stopped if its last silence is this many times longer than any before.
-_SILENCE = 3.0
-#: Shorter waits are within the clock's resolution, seconds.
-_CLOCK = 1e-5
 #: Smaller correlations are not mentioned.
 _CORRELATION = 0.1
 #: Means over this many stretches of time give standard errors that include serial dependence.
@@ -65,21 +61,7 @@ def relative_to(recorded: Durations, scale: dict[int, float]) -> np.ndarray:
 
 def notes(recorded: Durations) -> list[str]:
     """Describe each dependence between durations in a sentence."""
-    sentences = []
-    idle, busy = float(recorded.idle.mean()), float(recorded.service.mean())
-    if idle > _SMALLEST_EFFECT * busy and idle > _CLOCK:
-        sentences.append(
-            f"messages wait {idle:.2g} s on average although the server is free; that is part of "
-            f"the {busy:.2g} s of "
-            "a service here"
-        )
-    stopped = _stopped(recorded)
-    if stopped:
-        sentences.append(
-            f"worker {stopped[0]} seems to have stopped by the end, as {len(stopped)} of "
-            f"{len(medians(recorded))} do: "
-            "fewer compute there than in the cluster; end the trace when the first one stops"
-        )
+    sentences: list[str] = []
     relative = relative_to(recorded, medians(recorded))
     relative = relative[np.isfinite(relative)]
     constant = len(relative) > 0 and relative.std() <= NO_SPREAD * relative.mean()
@@ -94,20 +76,12 @@ def notes(recorded: Durations) -> list[str]:
             "as in the earlier; leave out a longer warm_up, or record a steadier run"
         )
     order = np.argsort(recorded.worker, kind="stable")
-    serial = _successive(relative, order, np.diff(recorded.worker[order]) == 0)  # of one worker's
+    ordered, is_same_worker = relative[order], np.diff(recorded.worker[order]) == 0
+    serial = _correlation(ordered[:-1][is_same_worker], ordered[1:][is_same_worker])
     if serial > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
         sentences.append(
             f"a worker's successive compute times are correlated, by {serial:.2f}; a cluster draws "
             "them independently"
-        )
-    order = np.argsort(recorded.begin, kind="stable")
-    common = _successive(relative, order, np.diff(recorded.worker[order]) != 0)  # of two workers'
-    if common > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
-        sentences.append(
-            f"compute times of different workers at one time are correlated, by {common:.2f}: what "
-            "slows one slows "
-            "all, and the order of commits, hence the staleness, is more regular than independent "
-            "draws make it"
         )
     load = _correlation(relative, recorded.concurrent)
     spread = float(recorded.concurrent.var())
@@ -124,23 +98,6 @@ def notes(recorded: Durations) -> list[str]:
             f"{load:.2f}){why}"
         )
     return sentences
-
-
-def _stopped(recorded: Durations) -> list[int]:
-    """Return the workers whose last silence far exceeds any before, relative to their pace."""
-    ends = recorded.begin + recorded.compute
-    gaps, silence = [0.0], {}
-    for worker in medians(recorded):
-        worker_ends = ends[recorded.worker == worker]
-        if len(worker_ends) > 1 and (usual := float(np.median(np.diff(worker_ends)))) > 0:
-            gaps.append(float(np.diff(worker_ends).max()) / usual)
-            silence[worker] = float(ends.max() - worker_ends[-1]) / usual
-    return [worker for worker, silent in silence.items() if silent > _SILENCE * max(gaps)]
-
-
-def _successive(values: np.ndarray, order: np.ndarray, pairs: np.ndarray) -> float:
-    """Return the rank correlation of values with the next ones in an order, for the given pairs."""
-    return _correlation(values[order][:-1][pairs], values[order][1:][pairs])
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:

@@ -3,31 +3,30 @@
 Computations that a death cut short are censored observations: the whole duration would have been
 longer. Their factor of the likelihood is the probability of a longer duration.
 
-For ``n`` complete durations and a family with ``p`` parameters the criterion is Schwarz's,
+SciPy finds the laws; a uniform law ends at the longest duration. For ``n`` complete durations and a
+family with ``p`` parameters the criterion is Schwarz's,
 ``p log n - 2 log L``, least for the best law. Uniform and Pareto laws end where the durations do,
 so that for them it is a rule of thumb; mixtures are not tried.
 
 References
 ----------
-Schwarz 1978, Annals of Statistics 6, 461. Log-normal, Pareto, uniform and exponential laws have
-closed forms; the shapes of gamma and Weibull laws solve one equation each (Johnson, Kotz and
-Balakrishnan 1994, ch. 17 and 21). With censored durations gamma and log-normal laws are found by
-search, and a uniform law solves an equation.
+Schwarz 1978, Annals of Statistics 6, 461.
 
 Kaplan and Meier 1958, Journal of the American Statistical Association 53, 457: the distribution of
 censored durations.
 """
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq, minimize
-from scipy.special import digamma, gammaincc, log_ndtr
+from scipy import stats
+from scipy.optimize import fmin
 
 from asyncsim.base.errors import InputError, require_choice
-from asyncsim.clusters.cluster_text import brief
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -38,6 +37,7 @@ from asyncsim.clusters.laws import (
     Pareto,
     Uniform,
     Weibull,
+    brief,
 )
 
 #: Fewest durations to which a law is fitted.
@@ -61,10 +61,6 @@ _TIMES = {
     "latency up": "ways up, from send_time to arrive_time,",
     "latency down": "ways down, from a commit_time to its worker's next start_time,",
 }
-#: Search intervals for the shapes of gamma and Weibull laws.
-_GAMMA_SHAPES, _WEIBULL_SHAPES = (1e-5, 1e15), (0.05, 1e4)
-#: Search interval for the power by which durations are scaled to a given spread.
-_POWERS = (1e-6, 1e3)
 
 
 class Fit(NamedTuple):
@@ -96,9 +92,10 @@ class Part(NamedTuple):
         """The durations, with estimates for those that were cut short; see `uncensored`."""
         return uncensored(self.durations, self.censored)
 
-    def resampled(self, generator: np.random.Generator, law: str) -> "Part":
-        """Fit the part to random stretches of its durations; see `Calibration.resampled`."""
-        values = self.durations
+    def resampled(self, generator: np.random.Generator) -> "Part":
+        """Fit the family of the part's law to random stretches of its durations."""
+        values, family = self.durations, type(self.fit.law).__name__.lower()
+        law = family if family in (*KINDS, *FAMILIES) else "best"
         if not len(values):
             return self
         length = max(1, round(len(values) ** (1 / 3)))
@@ -219,78 +216,21 @@ def fit(
     return best
 
 
-def _family(
-    name: str, durations: np.ndarray, cut: np.ndarray, steps: int
-) -> tuple[Law, float, int] | None:
-    """Return the law of a family with the largest likelihood, its logarithm, and the number of
-    parameters.
-
-    None if no law of the family fits. ``cut``: the durations that were cut short.
-    """
-    family, parameters, estimate = FAMILIES[name]
-    if steps > 1 and family not in (Exponential, Gamma):
-        return None
-    try:
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            law, log_likelihood = estimate(durations, cut, steps)
-    except (InputError, ValueError, ArithmeticError):
-        return None
-    return (law, log_likelihood, parameters) if math.isfinite(log_likelihood) else None
-
-
 def _mean_up_to(longest: float, law: Law, points: np.ndarray) -> float:
     """Integrate the probability of longer durations up to the longest observable, by trapezoids."""
     edges = np.concatenate([[0.0], np.sort(points), [longest]])
     return float(np.trapezoid(1 - law.cdf(edges), edges))
 
 
-def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
-    """Subtract an independent part from durations: a constant exactly, else by mean and variance.
-
-    The rest is a scaled power of the durations, so that they keep their order and stay positive.
-    """
-    mean, variance = float(values.mean()) - part.mean, float(values.var()) - part.std**2
-    if isinstance(part, Constant):
-        rest = values - part.value
-        tiny = 1e-9 * max(1.0, part.value)
-        if len(rest) and rest.min() < -tiny:
-            raise InputError(
-                f"{argument} = {part}: longer than the {values.min():.6g} s in which it must be "
-                "contained; give less"
-            )
-        return np.maximum(rest, 0.0)
-    if mean <= 0:
+def without(argument: str, values: np.ndarray, part: float) -> np.ndarray:
+    """Subtract a constant part from durations."""
+    rest = values - part
+    if len(rest) and rest.min() < -1e-9 * max(1.0, part):
         raise InputError(
-            f"{argument} = {part}: longer on average than the {values.mean():.6g} s that contain "
-            "it; give less"
+            f"{argument} = {part:g}: longer than the {values.min():.6g} s in which it must be "
+            "contained; give less"
         )
-    fourth = float(np.mean((values - values.mean()) ** 4))
-    error = math.sqrt(max(0.0, fourth - float(values.var()) ** 2) / len(values))
-    if variance < -ERRORS * error:
-        raise InputError(
-            f"{argument} = {part}: spreads more, by {part.std:.6g} s, than the durations that "
-            "contain it, by "
-            f"{values.std():.6g} s; give another"
-        )
-    if variance <= 0 or values.min() <= 0:
-        return np.full(len(values), mean)
-    logs = np.log(values / values.max())
-
-    def excess(power: float) -> float:
-        x = np.exp(power * logs)
-        return float(x.std() / x.mean()) - variance**0.5 / mean
-
-    if excess(_POWERS[0]) >= 0:  # almost no spread
-        return np.full(len(values), mean)
-    if excess(_POWERS[1]) < 0:
-        raise InputError(
-            f"{argument} = {part}: without it {len(values)} durations of {values.mean():.6g} s on "
-            "average would spread "
-            "more than is possible; give less, or record more"
-        )
-    power = brentq(excess, *_POWERS)
-    shape = np.exp(power * logs)
-    return shape * (mean / shape.mean())
+    return np.maximum(rest, 0.0)
 
 
 def distance(durations: np.ndarray, law: Law, longest: float = math.inf) -> float:
@@ -310,140 +250,60 @@ def distance(durations: np.ndarray, law: Law, longest: float = math.inf) -> floa
     return float(max(above.max(initial=0.0), below.max(initial=0.0)))
 
 
-# The arguments of each estimate: complete durations, durations that were cut short, local steps of
-# a duration.
+def _gamma(steps: int) -> Callable[..., Law]:
+    return lambda shape, scale: Gamma(shape * scale / steps, math.sqrt(steps / shape))
 
 
-def _exponential(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
-    mean = (
-        float((x.sum() + cut.sum()) / len(x)) / steps
-    )  # time computed over computations completed
-    if len(cut) and steps > 1:
-        (log_mean,) = _maximum(
-            lambda t: _gamma_likelihood(x, cut, float(steps), math.exp(t[0])), [math.log(mean)]
-        )
-        mean = math.exp(log_mean)
-    return Exponential(mean), _gamma_likelihood(x, cut, float(steps), mean)
+def _family(
+    name: str, complete: np.ndarray, cut: np.ndarray, steps: int
+) -> tuple[Law, float, int] | None:
+    """Return the law of a family with the largest likelihood, its logarithm, and the number of
+    parameters.
+
+    None if no law of the family fits. ``cut``: the durations that were cut short. A sum of several
+    steps has a known law for gamma steps alone.
+    """
+    distribution, law_of = FAMILIES[name]
+    fixed: dict[str, float] = {"floc": 0.0}
+    if steps > 1:
+        if name not in ("exponential", "gamma"):
+            return None
+        distribution, law_of = stats.gamma, _gamma(steps)
+        fixed |= {"f0": steps} if name == "exponential" else {}
+    if name == "pareto":
+        fixed["fscale"] = shortest = float(complete.min())
+        cut = cut[cut > shortest]  # shorter ones say nothing
+    data = stats.CensoredData(complete, right=cut) if len(cut) else complete
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of steps of the search outside a family
+            if name == "uniform":
+                low = float(complete.min())
+                shape = (low, float(max(complete.max(), cut.max(initial=0.0))) - low)
+            else:
+                shape = distribution.fit(data, **fixed, optimizer=_search)
+            frozen = distribution(*shape)
+            likelihood = float(frozen.logpdf(complete).sum() + frozen.logsf(cut).sum())
+        law = law_of(*shape[:-2], shape[-1]) if name != "uniform" else Uniform(shape[0], sum(shape))
+    except (InputError, ValueError, ArithmeticError):
+        return None
+    if name == "exponential":
+        law = Exponential(law.mean)
+    parameters = 1 if name == "exponential" else 2
+    return (law, likelihood, parameters) if math.isfinite(likelihood) else None
 
 
-def _gamma(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
-    mean = float(x.mean())
-    excess = math.log(mean) - float(np.log(x).mean())
-    shape = math.exp(
-        brentq(
-            lambda t: t - digamma(math.exp(t)) - excess, *map(math.log, _GAMMA_SHAPES), xtol=1e-12
-        )
-    )
-    if len(cut):
-
-        def likelihood(logs: Sequence[float]) -> float:
-            return _gamma_likelihood(x, cut, math.exp(logs[0]), math.exp(logs[1] - logs[0]))
-
-        mean = float((x.sum() + cut.sum()) / len(x))
-        shape, mean = (
-            math.exp(log) for log in _maximum(likelihood, [math.log(shape), math.log(mean)])
-        )
-    return Gamma(mean / steps, math.sqrt(steps / shape)), _gamma_likelihood(
-        x, cut, shape, mean / shape
-    )
-
-
-def _gamma_likelihood(x: np.ndarray, cut: np.ndarray, shape: float, scale: float) -> float:
-    powers = (shape - 1) * float(np.log(x).sum()) if shape != 1 else 0.0
-    complete = (
-        powers - float(x.sum()) / scale - len(x) * (shape * math.log(scale) + math.lgamma(shape))
-    )
-    return complete + float(np.log(gammaincc(shape, cut / scale)).sum())
-
-
-def _lognormal(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
-    logs, cut_logs = np.log(x), np.log(cut)
-    mean, std = float(logs.mean()), float(logs.std())
-    total, squares = float(logs.sum()), float(logs.var())
-    if len(cut):
-
-        def likelihood(t: Sequence[float]) -> float:
-            variance, longer = math.exp(2 * t[1]), log_ndtr((t[0] - cut_logs) / math.exp(t[1]))
-            return float(longer.sum()) - len(x) * (
-                t[1] + (squares + (total / len(x) - t[0]) ** 2) / (2 * variance)
-            )
-
-        mean, log_std = _maximum(likelihood, [mean, math.log(std)])
-        std = math.exp(log_std)
-        constant = total + len(x) * 0.5 * math.log(2 * math.pi)
-        log_likelihood = likelihood([mean, log_std]) - constant
-    else:
-        log_likelihood = -total - len(x) * (math.log(std) + 0.5 * math.log(2 * math.pi) + 0.5)
-    return LogNormal(math.exp(mean + std**2 / 2), math.sqrt(math.expm1(std**2))), log_likelihood
-
-
-def _uniform(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
-    low, high = float(x.min()), float(x.max())
-    cut = cut[cut > low]
-    if len(cut):
-        longest = max(high, float(cut.max()))
-
-        def slope(log_excess: float) -> float:
-            bound = longest + math.exp(log_excess)
-            return float((1 / (bound - cut)).sum()) - (len(x) + len(cut)) / (bound - low)
-
-        bounds = [math.log((longest - low) * factor) for factor in (1e-12, 1e6)]
-        if slope(bounds[0]) > 0:
-            high = longest + math.exp(brentq(slope, *bounds, xtol=1e-9))
-    law = Uniform(low, high)
-    beyond = float(np.log(high - cut).sum()) if len(cut) else 0.0
-    return law, beyond - (len(x) + len(cut)) * math.log(law.high - law.low)
-
-
-def _weibull(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
-    samples = np.concatenate([x, cut])
-    longest = float(samples.max())
-    # Divided by the longest, so that no power can overflow.
-    logs, complete = np.log(samples) - math.log(longest), np.log(x) - math.log(longest)
-
-    def slope(shape: float) -> float:
-        powers = np.exp(shape * logs)
-        return float(powers @ logs / powers.sum() - complete.mean()) - 1 / shape
-
-    shape = brentq(slope, *_WEIBULL_SHAPES, xtol=1e-12)
-    scale = longest * float(np.exp(shape * logs).sum() / len(x)) ** (1 / shape)
-    law = Weibull(scale * math.gamma(1 + 1 / shape), shape)
-    logs = np.log(x / scale)
-    return law, len(x) * (math.log(shape / scale) - 1) + (shape - 1) * float(logs.sum())
-
-
-def _pareto(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
-    minimum = float(x.min())
-    longer = float(np.log(np.maximum(cut, minimum) / minimum).sum())
-    shape = 1 / (float(np.log(x / minimum).mean()) + longer / len(x))
-    if shape <= 1:
-        raise ValueError("a Pareto law without a mean")
-    law = Pareto(minimum * shape / (shape - 1), shape)
-    complete = len(x) * (math.log(shape) - math.log(minimum)) - (shape + 1) * float(
-        np.log(x / minimum).sum()
-    )
-    return law, complete - shape * longer
-
-
-def _maximum(likelihood: Callable[[Sequence[float]], float], start: Sequence[float]) -> list[float]:
-    """Search for the arguments with the largest likelihood, by Nelder and Mead's simplex."""
-
-    def cost(arguments: Sequence[float]) -> float:
-        value = likelihood(arguments)
-        return -value if math.isfinite(value) else math.inf
-
-    options = {"xatol": 1e-7, "fatol": 1e-7, "maxiter": 1_000}
-    return minimize(cost, start, method="Nelder-Mead", options=options).x.tolist()
-
-
-_Estimate = Callable[[np.ndarray, np.ndarray, int], tuple[Law, float]]
-#: The families by name: the law, its number of parameters, and its estimate with the
-#: log-likelihood.
-FAMILIES: dict[str, tuple[Any, int, _Estimate]] = {
-    "exponential": (Exponential, 1, _exponential),
-    "gamma": (Gamma, 2, _gamma),
-    "lognormal": (LogNormal, 2, _lognormal),
-    "uniform": (Uniform, 2, _uniform),
-    "weibull": (Weibull, 2, _weibull),
-    "pareto": (Pareto, 2, _pareto),
+#: Searches more closely than SciPy's fits do by default.
+_search = functools.partial(fmin, xtol=1e-7, ftol=1e-7, maxiter=1_000, maxfun=1_000)
+#: The families by name: SciPy's distribution, and the law of its shape, if any, and its scale.
+FAMILIES: dict[str, tuple[Any, Callable[..., Law]]] = {
+    "exponential": (stats.expon, Exponential),
+    "gamma": (stats.gamma, _gamma(1)),
+    "lognormal": (
+        stats.lognorm,
+        lambda s, scale: LogNormal(scale * math.exp(s * s / 2), math.sqrt(math.expm1(s * s))),
+    ),
+    "uniform": (stats.uniform, Uniform),
+    "weibull": (stats.weibull_min, lambda c, scale: Weibull(scale * math.gamma(1 + 1 / c), c)),
+    "pareto": (stats.pareto, lambda b, scale: Pareto(scale * b / (b - 1), b)),
 }

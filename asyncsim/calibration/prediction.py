@@ -1,8 +1,8 @@
-"""Test a calibrated cluster on other data: the later half of the recording, or other workers.
+"""Predict a recorded system by its calibrated cluster: other workers, or the rest of the recording.
 
 A prediction consists of many simulated runs, each of the cluster fitted to resampled durations of
 the recording. Their spread includes the chance of one run, with serial dependence, and the
-uncertainty of the laws.
+uncertainty of the laws, not that of their families. Beside a measurement it is a test.
 """
 
 import os
@@ -18,7 +18,6 @@ from asyncsim.base.console import counted, table_text
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.base.streams import Streams
 from asyncsim.calibration import Calibration, dependence, examine, panels
-from asyncsim.calibration.fitting import uncensored
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.drawing import layout, look
@@ -28,28 +27,26 @@ from asyncsim.traces.durations import Durations, attended, durations, require_as
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
-__all__ = ["Forecast", "Prediction", "extrapolate", "forecast", "predict"]
+__all__ = ["Prediction", "extrapolate", "forecast", "predict"]
 
 #: Simulated runs of a prediction: another run of the cluster lies outside all of them once in a
 #: hundred.
 RUNS = 199
 #: Fewest commits per worker of a forecast.
 _FEWEST_STEPS = 20
-#: Runs with the laws of the predicted recording.
-_OWN_RUNS = 10
 #: Tolerance for the predicted throughput, relative.
 BAR = 0.1
 #: Waits below this share of the mean service time count as zero.
 _SHORTEST_WAIT = 0.05
-#: Compared besides the distributions: entries of `Trace.summary`, and their titles.
+#: Entries of `Trace.summary`, and their titles.
 _MEANS = {
+    "throughput": "throughput (commits/s)",
     "staleness_mean": "staleness, mean",
     "staleness_std": "staleness, std",
     "wait_mean": "wait, mean (s)",
     "utilisation": "server utilisation",
 }
 LOST = "computations lost, share"
-THROUGHPUT = "throughput (commits/s)"
 STALENESS = "staleness, distance"
 
 
@@ -77,63 +74,83 @@ def _measure(trace: Trace, first: int) -> Measurements:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A prediction beside the measurement."""
+    """A prediction, alone or beside the measurement."""
 
-    title: str  #: the predicted recording, and the data of the calibration
-    #: One row per quantity: ``quantity``, ``measured``, ``predicted`` (the mean of the runs),
-    #: ``low`` and ``high``, and ``within``, whether the measured value lies between them. For the
-    #: throughput these are the values that the prediction misses by 10 %; for all others the least
-    #: and the largest of the simulated runs. A ``distance`` is the largest difference of two
+    title: str  #: what is predicted, and the data of the calibration
+    #: One row per quantity: ``quantity``, ``predicted`` (the mean of the runs), ``low`` and
+    #: ``high`` (between them lie 95 % of the runs); beside a measurement ``measured``, and
+    #: ``within``, whether it lies between them. A ``distance`` is the largest difference of two
     #: distribution functions, of the commits in question and of all simulated runs together
     #: (Kolmogorov and Smirnov's; its band is simulated, so that ties and dependence do no harm).
     table: pd.DataFrame
-    #: Differences and dependences of the recorded durations that a cluster does not have; if the
-    #: prediction fails, also the error of the simulator with the laws of the predicted recording.
-    reasons: tuple[str, ...]
     calibration: Calibration  #: the laws, and the durations to which they were fitted
     cluster: Cluster  #: the simulated cluster
-    measured: Measurements  #: of the recording
     runs: tuple[Measurements, ...]  #: of each simulated run
-    durations: Durations  #: of the predicted recording
+    measured: Measurements | None = None  #: of the recording
+    durations: Durations | None = None  #: of the predicted recording
+    #: Times of the predicted recording that are longer or shorter than in the calibrated one, and
+    #: properties that a cluster does not have.
+    reasons: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
-        """Whether the throughput is within its tolerance and the staleness within its band."""
-        return bool(self.table.set_index("quantity")["within"][[THROUGHPUT, STALENESS]].all())
+        """Whether the throughput is within 10 % of the measured one, and the distance of the
+        staleness at most the largest of a run.
+        """
+        rows = self.table.set_index("quantity")
+        throughput = rows.loc[_MEANS["throughput"]]
+        is_near = abs(throughput["predicted"] / throughput["measured"] - 1) <= BAR
+        return bool(is_near and rows.loc[STALENESS, "within"])
 
     @property
     def text(self) -> str:
-        """The table and the reasons, for printing."""
-        verdict = "holds" if self.holds else "fails"
-        band = f"throughput within {BAR:.0%}, the rest within {len(self.runs)} simulated runs"
-        judged = "judged by the throughput and by the distance of the staleness"
-        reasons = [f"  {reason}" for reason in self.reasons]
+        """The table and its explanations, for printing."""
+        lines = [
+            f"simulated: {describe(self.cluster)}",
+            f"low to high: 95 % of {len(self.runs)} runs with laws fitted to resampled times; "
+            "distances: all runs",
+            table_text(self.table.round(12), digits=4),
+        ]
+        if self.measured is not None:
+            verdict = "holds" if self.holds else "fails"
+            judged = f"judged by the throughput ({BAR:.0%}) and by the distance of the staleness"
+            lines = [f"{self.title}: {verdict}", *lines, judged]
+            return "\n".join([*lines, *(f"  {reason}" for reason in self.reasons)])
         return "\n".join(
             [
-                f"{self.title}: {verdict}",
-                f"simulated: {describe(self.cluster)}",
-                f"{band}; {judged}",
-                table_text(self.table.round(12), digits=4),
-                *reasons,
+                table_text(self.calibration.table, digits=4),
+                *(f"  note: {note}" for note in self.calibration.notes),
+                f"\n{self.title}",
+                *lines,
+                "the workers are taken to share nothing but the server: processors or links that "
+                "they contend for make it slower",
             ]
         )
 
     def draw(self, path: str | os.PathLike) -> list[Path]:
-        """Write the distributions, measured and predicted, and the durations with their laws: a PNG
-        and a PDF.
+        """Write the distributions of staleness and waits, and the recorded times with their laws: a
+        PNG and a PDF.
         """
+        compute = [part for part in self.calibration.parts if part.name.startswith("compute")]
+        label = "compute time" if compute[0].steps == 1 else "compute time of a window"
+        fitted = {label: compute} | {
+            f"{part.name} time" if part.name == "service" else part.name: [part]
+            for part in self.calibration.parts
+            if part not in compute and len(part.durations) and part.durations.any()
+        }
+        later = {}
+        if self.durations is not None:
+            later = {label: self.durations.compute, "service time": self.durations.service}
         with look.style():
-            figure, axes = look.new_figure(look.DOUBLE, 4.6, columns=2, rows=2)
-            layout.title(figure, f"{self.title}: {'holds' if self.holds else 'fails'}")
-            measured, runs = self.measured, self.runs
-            panels.staleness(axes[0], measured.staleness, [run.staleness for run in runs])
-            panels.waits(axes[1], measured.waits, [run.waits for run in runs])
-            parts = {part.name: part for part in self.calibration.parts}
-            compute = [part for name, part in parts.items() if name.startswith("compute")]
-            steps, (seconds, _, cancelled) = compute[0].steps, self.durations.attempts
-            label = "compute time" if steps == 1 else f"compute time of {steps} local steps"
-            panels.times(axes[2], label, compute, uncensored(seconds, cancelled))
-            panels.times(axes[3], "service time", [parts["service"]], self.durations.service)
+            figure, axes = look.new_grid(len(fitted) + 2, 2.3, 0.4)
+            layout.title(figure, f"recorded times and their laws; {self.title}")
+            for panel, (name, parts) in zip(axes, fitted.items(), strict=False):
+                panels.times(panel, name, parts, later.get(name))
+            for panel, draw, name in zip(
+                axes[-2:], (panels.staleness, panels.waits), ("staleness", "waits"), strict=True
+            ):
+                measured = None if self.measured is None else getattr(self.measured, name)
+                draw(panel, [getattr(run, name) for run in self.runs], measured)
             return look.save(figure, path)
 
 
@@ -147,8 +164,8 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
     seed : int
         Seed of the simulated runs.
     runs : int
-        Simulated runs. With 199 of them another run of the same cluster lies outside a quantity's
-        band once in a hundred.
+        Simulated runs. With 199 of them another run of the same cluster lies outside all of a
+        quantity's runs once in a hundred.
     **options
         For `asyncsim.calibrate`: ``law``, ``latency_up``, ...
     """
@@ -158,16 +175,9 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
     calibration = examine(recorded.head(int((accepted <= half).sum())), **options)
     title = (
         f"the later half of {counted(len(recorded), 'commit')} by "
-        f"{counted(recorded.workers, 'worker')}"
+        f"{counted(recorded.workers, 'worker')}, from the earlier half"
     )
-    target = _Target(
-        f"{title}, from the earlier half",
-        "in the later half",
-        "in the earlier half",
-        recorded,
-        half,
-    )
-    return _prediction(calibration, target, seed, runs, options)
+    return _beside(calibration, recorded, half, title, "in the later half", seed, runs)
 
 
 def extrapolate(
@@ -195,9 +205,40 @@ def extrapolate(
             )
     title = f"{counted(len(target), 'commit')} by {counted(target.workers, 'worker')}"
     title = f"{title}, from a recording of {recorded.workers}"
-    period, origin = (f"with {trace.workers} workers" for trace in (target, recorded))
-    task = _Target(title, period, origin, target, warm_up_of(target, None))
-    return _prediction(examine(recorded, **options), task, seed, runs, options)
+    period, first = f"with {target.workers} workers", warm_up_of(target, None)
+    return _beside(examine(recorded, **options), target, first, title, period, seed, runs)
+
+
+def forecast(
+    recorded: Trace, workers: int, seed: int = 0, *, runs: int = RUNS, **options: Any
+) -> Prediction:
+    """Predict a recorded system with another number of workers; laws of single workers repeat.
+
+    Each run has the recording's number of commits per worker, at least 20; the first third is left
+    out.
+
+    Parameters
+    ----------
+    recorded : Trace
+        Of an asynchronous server.
+    workers : int
+    seed, runs, **options
+        As for `predict`.
+
+    Raises
+    ------
+    InputError
+        As of `asyncsim.calibrate`.
+    """
+    require_asynchronous("recorded", recorded)
+    calibration = examine(recorded, **options)
+    steps = max(_FEWEST_STEPS, len(recorded.accepted) // recorded.workers)
+    commits = steps * require_count("workers", workers)
+    title = (
+        f"predicted for {counted(workers, 'worker')}, from {counted(len(recorded), 'commit')} by "
+        f"{recorded.workers}"
+    )
+    return _prediction(calibration, workers, commits, commits // 3, title, seed, runs)
 
 
 def with_workers(cluster: Cluster, workers: int) -> Cluster:
@@ -209,251 +250,100 @@ def with_workers(cluster: Cluster, workers: int) -> Cluster:
     )
 
 
-class _Target(NamedTuple):
-    """A trace to predict from a commit on; ``period`` and ``origin`` name it and its source."""
-
-    title: str
-    period: str
-    origin: str
-    trace: Trace
-    first: int
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """A prediction without a measurement."""
-
-    title: str
-    #: One row per quantity: ``quantity``, ``predicted`` (the mean of the runs), ``low`` and
-    #: ``high`` (between them lie 95 % of the runs).
-    table: pd.DataFrame
-    calibration: Calibration
-    cluster: Cluster  #: the simulated cluster
-    runs: tuple[Measurements, ...]  #: of each simulated run
-
-    @property
-    def text(self) -> str:
-        """The fit, the table and the notes, for printing."""
-        return "\n".join(
-            [
-                table_text(self.calibration.table, digits=4),
-                *(f"  note: {note}" for note in self.calibration.notes),
-                f"\n{self.title}; low to high: 95 % of {len(self.runs)} runs with laws fitted to "
-                "resampled times",
-                f"simulated: {describe(self.cluster)}",
-                table_text(self.table, digits=4),
-                "the workers are taken to share nothing but the server: processors or links that "
-                "they contend for make it slower",
-            ]
-        )
-
-    def draw(self, path: str | os.PathLike) -> list[Path]:
-        """Write the recorded times with their laws, and the predicted staleness: a PNG and a
-        PDF.
-        """
-        calibration = self.calibration
-        compute = [part for part in calibration.parts if part.name.startswith("compute")]
-        fitted = {
-            "compute time" if compute[0].steps == 1 else "compute time of a window": compute,
-            **{
-                f"{part.name} time" if part.name == "service" else part.name: [part]
-                for part in calibration.parts
-                if part not in compute and len(part.durations) and part.durations.any()
-            },
-        }
-        with look.style():
-            figure, axes = look.new_grid(len(fitted) + 1, 2.3, 0.4)
-            layout.title(figure, f"recorded times and their laws; {self.title}")
-            for panel, (label, parts) in zip(axes, fitted.items(), strict=False):
-                panels.times(panel, label, parts)
-            panels.staleness_forecast(axes[-1], [run.staleness for run in self.runs])
-            return look.save(figure, path)
-
-
-def forecast(
-    recorded: Trace, workers: int, seed: int = 0, *, runs: int = RUNS, **options: Any
-) -> Forecast:
-    """Predict a recorded system with another number of workers; laws of single workers repeat.
-
-    Each run has the recording's number of commits per worker, at least 20; the first third is left
-    out.
-
-    Parameters
-    ----------
-    recorded : Trace
-        Of an asynchronous server.
-    workers : int
-    seed : int
-        Seed of the simulated runs.
-    runs : int
-        Simulated runs, each with laws fitted to resampled durations.
-    **options
-        For `asyncsim.calibrate`.
-
-    Raises
-    ------
-    InputError
-        As of `asyncsim.calibrate`.
-    """
-    require_asynchronous("recorded", recorded)
-    calibration = examine(recorded, **options)
-    steps = max(_FEWEST_STEPS, len(recorded.accepted) // recorded.workers)
-    commits = steps * require_count("workers", workers)
-    simulated = _simulated(calibration, workers, commits, commits // 3, seed, runs)
-    rows = []
-    for name, quantity in {"throughput": THROUGHPUT, **_MEANS}.items():
-        values = [run.values[name] for run in simulated]
-        low, high = np.quantile(values, [0.025, 0.975])
-        rows.append({"quantity": quantity, "predicted": np.mean(values), "low": low, "high": high})
-    return Forecast(
-        f"predicted for {counted(workers, 'worker')}, from {counted(len(recorded), 'commit')} by "
-        f"{recorded.workers}",
-        pd.DataFrame(rows),
-        calibration,
-        with_workers(calibration.cluster, workers),
-        tuple(simulated),
-    )
-
-
-def _simulated(
-    calibration: Calibration, workers: int, commits: int, first: int, seed: int, runs: int
-) -> list[Measurements]:
-    """Simulate clusters that were fitted to resampled durations; measure them from a commit on."""
+def _prediction(
+    calibration: Calibration,
+    workers: int,
+    commits: int,
+    first: int,
+    title: str,
+    seed: int,
+    runs: int,
+    measured: Measurements | None = None,
+) -> Prediction:
+    """Simulate clusters fitted to resampled durations, and measure them from a commit on."""
     streams = Streams(require_count("seed", seed, minimum=0), "prediction")
-    measurements = []
+    simulated = []
     for run in range(require_count("runs", runs, minimum=2)):
         generator = streams.generator(run)
         drawn = int(generator.integers(2**31))
         cluster = with_workers(calibration.resampled(generator), workers)
-        measurements.append(_measure(simulate(cluster, commits, drawn, progress=False), first))
-    return measurements
+        simulated.append(_measure(simulate(cluster, commits, drawn, progress=False), first))
+    return Prediction(
+        title,
+        pd.DataFrame(_table(simulated, measured)),
+        calibration,
+        with_workers(calibration.cluster, workers),
+        tuple(simulated),
+        measured,
+    )
 
 
-def _prediction(
-    calibration: Calibration, target: _Target, seed: int, runs: int, options: dict[str, Any]
+def _table(runs: Sequence[Measurements], measured: Measurements | None) -> list[dict[str, Any]]:
+    rows = []
+
+    def add(quantity: str, values: Sequence[float], band: Sequence[float], value: Any) -> None:
+        low, high = (float(np.quantile(values, share)) for share in band)
+        row = {"quantity": quantity, "predicted": float(np.mean(values)), "low": low, "high": high}
+        if value is not None:
+            # Sums of the same terms in another order can differ in the last digits.
+            slack = 1e-9 * max(abs(low), abs(high))
+            row = {**row, "measured": value, "within": low - slack <= value <= high + slack}
+        rows.append(row)
+
+    known = runs if measured is None else (*runs, measured)
+    has_lost = any(run.values["cancelled_share"] for run in known)
+    for name, title in (_MEANS | ({"cancelled_share": LOST} if has_lost else {})).items():
+        value = None if measured is None else measured.values[name]
+        add(title, [run.values[name] for run in runs], (0.025, 0.975), value)
+    if measured is not None:
+        for title, name in ((STALENESS, "staleness"), ("wait, distance", "waits")):
+            everything = np.sort(np.concatenate([getattr(run, name) for run in runs]))
+            distances = [_distance(getattr(run, name), everything) for run in runs]
+            value = _distance(getattr(measured, name), everything)
+            add(title, distances, (0.0, 1.0), value)
+            rows[-1] |= {"low": 0.0, "within": value <= max(distances)}
+    return rows
+
+
+def _beside(
+    calibration: Calibration,
+    trace: Trace,
+    first: int,
+    title: str,
+    period: str,
+    seed: int,
+    runs: int,
 ) -> Prediction:
-    """Simulate, compare, and explain differences."""
-    trace, first = target.trace, target.first
-    predicted = durations(trace, first)
-    simulated = _simulated(calibration, trace.workers, len(trace.accepted), first, seed, runs)
-    measured = _measure(attended(trace), first)
-
-    # Durations that are longer or shorter than in the calibrated recording.
+    """Predict a trace from a commit on, and say which of its times differ."""
+    later, measured = durations(trace, first), _measure(attended(trace), first)
+    commits = len(trace.accepted)
+    prediction = _prediction(
+        calibration, trace.workers, commits, first, title, seed, runs, measured
+    )
     fitted, workers = calibration.durations, calibration.cluster.workers
     medians = {
         worker: median for worker, median in dependence.medians(fitted).items() if median > 0
     }
-    ids = np.unique(predicted.worker).tolist()
+    ids = np.unique(later.worker).tolist()
     scale = {worker: medians[worker % workers] for worker in ids if worker % workers in medians}
-    compared = {
-        "compute times": (
-            dependence.relative_to(predicted, scale),
-            dependence.relative_to(fitted, medians),
-        ),
-        "service times": (predicted.service, fitted.service),
-        "ways down": (predicted.down, fitted.down),
-    }
-    reasons: list[str] = []
-    small: list[str] = []
-    for quantity, samples in compared.items():
+    relative = (
+        dependence.relative_to(later, scale),
+        dependence.relative_to(fitted, medians),
+    )
+    reasons = []
+    for quantity, samples in {
+        "compute times": relative,
+        "service times": (later.service, fitted.service),
+        "ways down": (later.down, fitted.down),
+    }.items():
         ratio = dependence.ratio(*samples)
-        if ratio is not None:
-            text = (
-                f"{quantity} {target.period} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times "
-                "as long"
-            )
-            if (
-                quantity == "compute times"
-                and ratio.value > 1
-                and trace.workers > workers
-                and ratio.matters
-            ):
-                text += ": the workers contend for their processors"
-            (reasons if ratio.matters else small).append(text)
-    reasons += [f"{target.origin}: {note}" for note in calibration.notes]
-    prediction = Prediction(
-        target.title,
-        pd.DataFrame(_table(measured, simulated)),
-        tuple(reasons),
-        calibration,
-        with_workers(calibration.cluster, trace.workers),
-        measured,
-        tuple(simulated),
-        predicted,
-    )
-    if prediction.holds:
-        return prediction
-
-    # The error of the simulator with the laws of the predicted recording.
-    itself = examine(trace, **{**options, "warm_up": first})
-    seeds = range(seed, seed + _OWN_RUNS)
-    refits = [
-        _measure(simulate(itself.cluster, len(trace.accepted), drawn, progress=False), first)
-        for drawn in seeds
-    ]
-    rate, true_rate = (
-        float(np.mean([run.values["throughput"] for run in refits])),
-        measured.values["throughput"],
-    )
-    off = _distance(measured.staleness, np.sort(np.concatenate([run.staleness for run in refits])))
-    agrees = (
-        abs(rate / true_rate - 1) <= BAR
-        and off <= prediction.table.set_index("quantity")["high"][STALENESS]
-    )
-    verdict = (
-        "only the times are others"
-        if agrees
-        else "the recording is no cluster of independent times"
-    )
-    reasons += [f"{text}, which may be chance" for text in small]
-    reasons += [f"{target.period}: {note}" for note in itself.notes]
-    reasons.append(
-        f"with laws fitted to its own times the simulator makes {rate:.4g} commits/s, measured "
-        f"{true_rate:.4g}, and "
-        f"misses the staleness by a distance of {off:.2g}: {verdict}"
-    )
-    return replace(prediction, reasons=tuple(reasons))
-
-
-def _table(measured: Measurements, runs: Sequence[Measurements]) -> list[dict[str, Any]]:
-    table = []
-
-    def add(quantity: str, value: float, predicted: float, low: float, high: float) -> None:
-        # Sums of the same terms in another order can differ in the last digits.
-        slack = 1e-9 * max(abs(low), abs(high))
-        within = low - slack <= value <= high + slack
-        table.append(
-            dict(
-                quantity=quantity,
-                measured=value,
-                predicted=predicted,
-                low=low,
-                high=high,
-                within=within,
-            )
-        )
-
-    rate = float(np.mean([run.values["throughput"] for run in runs]))
-    add(THROUGHPUT, measured.values["throughput"], rate, rate / (1 + BAR), rate / (1 - BAR))
-    lost = (
-        {"cancelled_share": LOST}
-        if any(run.values["cancelled_share"] for run in (measured, *runs))
-        else {}
-    )
-    for name, title in (_MEANS | lost).items():
-        values = [run.values[name] for run in runs]
-        add(title, measured.values[name], float(np.mean(values)), min(values), max(values))
-    for title, name in ((STALENESS, "staleness"), ("wait, distance", "waits")):
-        everything = np.sort(np.concatenate([getattr(run, name) for run in runs]))
-        distances = [_distance(getattr(run, name), everything) for run in runs]
-        add(
-            title,
-            _distance(getattr(measured, name), everything),
-            float(np.mean(distances)),
-            0.0,
-            max(distances),
-        )
-    return table
+        if ratio is None or not ratio.matters:
+            continue
+        text = f"{quantity} {period} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
+        if quantity == "compute times" and ratio.value > 1 and trace.workers > workers:
+            text += ": the workers contend for their processors"
+        reasons.append(text)
+    return replace(prediction, durations=later, reasons=(*reasons, *calibration.notes))
 
 
 def _distance(sample: np.ndarray, everything: np.ndarray) -> float:

@@ -2,17 +2,21 @@
 1710.02368).
 """
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from asyncsim.claims.claim import Claim, Finding, above, accuracies, below, spread
+from asyncsim import study
+from asyncsim.claims.claim import Claim, Comparison, Finding, above, interval_text, spread
+from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished, figures
 
 SOURCE = "Hermans 2017"
-#: Accuracies of runs that learned, of runs that failed, and of guesses among ten classes.
-_LEARNED, _FAILED, _CHANCE = 0.9, 0.5, 0.15
+#: Least training accuracy of a run that learned, and largest of a guess among ten classes.
+_LEARNED, _CHANCE = 0.9, 0.15
 #: Least straightness of a straight path.
 _STRAIGHT = 0.9
 #: Share of the cells that AGN wins, as the thesis states it.
@@ -21,77 +25,44 @@ _WON = 0.6973
 _LAYERS, _DIGITS_LAYERS = 4, 3
 #: In a grid of more windows than this, the one next to the nearest agrees, too.
 _COARSE_GRID = 3
-_METHODS = {"downpour": "DOWNPOUR", "dynsgd": "DynSGD", "agn": "AGN", "aeasgd": "AEASGD"}
+#: The second largest of sorted values.
+_SECOND = operator.itemgetter(-2)
+_NAMES = {"downpour": "DOWNPOUR", "dynsgd": "DynSGD", "agn": "AGN", "aeasgd": "AEASGD"}
 
 
-def _accuracy(finished: Finished, method: str, n: int, window: int) -> pd.Series:
-    return accuracies(finished, "train_accuracy", method=method, workers=n, window=window)
+def _accuracy(
+    method: str,
+    workers: int,
+    window: Any,
+    above: float | None = None,
+    below: float | None = None,
+) -> Comparison:
+    """Compare the training accuracy of a cell with a bound."""
+    text = f"{_NAMES[method]}, n = {workers}, window {{of[window]}}: accuracy {{}}"
+    of = {"method": method, "workers": workers, "window": window}
+    return Comparison(text, "train_accuracy", of, above=above, below=below)
 
 
-def _learns(finished: Finished, method: str, n: int, window: int, learns: bool = True) -> Finding:
-    """Judge whether a method learns, or fails, in a cell."""
-    values = _accuracy(finished, method, n, window)
-    name = _METHODS[method.partition("(")[0]]
-    text = f"{name}, n = {n}, window {window}: accuracy {spread(values, '.1%')}"
-    if learns:
-        return above(f"{text}, at least {_LEARNED:.0%}", values, _LEARNED)
-    return below(f"{text}, at most {_FAILED:.0%}", values, _FAILED)
+def _corner(workers: Any, window: Any) -> Comparison:
+    """Compare a cell's accuracy with that of the most workers and the second-longest window."""
+    text = (
+        "n = {of[workers]}, window {of[window]}: accuracy is {} higher than with n = {to[workers]},"
+        " window {to[window]}"
+    )
+    of = {"method": "agn", "workers": workers, "window": window}
+    to = {"method": "agn", "workers": max, "window": _SECOND}
+    return Comparison(text, "train_accuracy", of, to, above=0.0, ratio=False)
 
 
-def collapse(finished: Finished) -> list[Finding]:
-    """Compare DOWNPOUR with 10 and 20 workers (target T1)."""
-    return [
-        _learns(finished, "downpour", 10, 1),
-        _learns(finished, "downpour", 20, 1, learns=False),
-        below(
-            f"at most {_CHANCE:.0%}, near chance", _accuracy(finished, "downpour", 20, 1), _CHANCE
-        ),
-    ]
-
-
-def accumulation(finished: Finished) -> list[Finding]:
-    """Judge DOWNPOUR with longer windows (target T2)."""
-    windows = sorted(finished.summary["window"].unique())
-    return [
-        _learns(finished, "downpour", 10, window, learns=False) for window in windows if window > 1
-    ]
-
-
-def rescue(finished: Finished) -> list[Finding]:
-    """Judge DynSGD where DOWNPOUR collapses (target T3)."""
-    return [_learns(finished, "dynsgd", 20, 1), _learns(finished, "downpour", 20, 1, learns=False)]
-
-
-def corner(finished: Finished) -> list[Finding]:
-    """Compare AGN's accuracies in the corner of the grid with the others (target T4)."""
-    counts, windows = (sorted(finished.summary[name].unique()) for name in ("workers", "window"))
-    low, high, short, long = counts[0], counts[-1], windows[-2], windows[-1]
-    in_corner = _accuracy(finished, "agn", high, short)
-    return [
-        above(
-            f"n = {n}, window {window}: accuracy {spread(values, '.1%')}, in the corner "
-            f"(n = {high}, window {short}) {spread(in_corner, '.1%')}",
-            values - in_corner,
-        )
-        for n, window in ((low, short), (high, long))
-        for values in [_accuracy(finished, "agn", n, window)]
-    ]
-
-
-def elastic_declines(finished: Finished) -> list[Finding]:
-    """Compare AEASGD's accuracies with the fewest and the most workers (target T4)."""
-    counts = sorted(finished.summary["workers"].unique())
-    findings = []
-    for window in sorted(finished.summary["window"].unique()):
-        low, high = (_accuracy(finished, "aeasgd", n, window) for n in (counts[0], counts[-1]))
-        findings.append(
-            above(
-                f"window {window}: {low.mean():.2%} with {counts[0]}, {high.mean():.2%} with "
-                f"{counts[-1]} workers",
-                low - high,
-            )
-        )
-    return findings
+_DECLINES = Comparison(
+    "window {of[window]}: accuracy with {of[workers]} workers is {} higher than with {to[workers]}",
+    "train_accuracy",
+    {"method": "aeasgd", "workers": min},
+    {"method": "aeasgd", "workers": max},
+    above=0.0,
+    ratio=False,
+    each=("window",),
+)
 
 
 def elastic_generalizes(finished: Finished) -> list[Finding]:
@@ -101,6 +72,22 @@ def elastic_generalizes(finished: Finished) -> list[Finding]:
     higher = int((gap > 0).sum())
     text = f"test accuracy is higher in {higher} of {len(gap)} runs"
     return [Finding(text, higher == len(gap))]
+
+
+def converges_better(finished: Finished) -> Iterator[Finding]:
+    """Compare AGN's temporal efficiency over AEASGD and over DynSGD with one, cell by cell."""
+    efficiency = study.load("windows").temporal_efficiency
+    names = finished.summary["method"].str.partition("(")[0]
+    runs = finished.summary.assign(method=names)
+    for (n, window), cell in runs.groupby(["workers", "window"]):
+        folders = cell.pivot(index="seed", columns="method", values="run_folder")
+        evaluations = folders.map(lambda name: finished.run(name).evaluations)
+        for rival in ("aeasgd", "dynsgd"):
+            pairs = zip(evaluations["agn"], evaluations[rival], strict=True)
+            ratio = np.log(pd.Series([efficiency(a, b) for a, b in pairs]))
+            number = interval_text(ratio)
+            text = f"n = {n}, window {window}: temporal efficiency over {_NAMES[rival]} is {number}"
+            yield above(text, ratio)
 
 
 def efficiency_wins(finished: Finished) -> list[Finding]:
@@ -171,22 +158,22 @@ def implicit_momentum(finished: Finished) -> list[Finding]:
     return findings
 
 
-def better_direction(finished: Finished) -> list[Finding]:
-    """Compare the cosines of updates with the full gradient and the way to the end."""
-    return [
-        _longer_window(finished, "gradient_cosine", "cosine with the full gradient", above),
-        _longer_window(finished, "target_cosine", "cosine with the way to the end", above),
-    ]
+def _mean(column: str) -> Callable[[Run], float]:
+    """Return a function that averages a column of a run's commits."""
+
+    def mean(run: Run) -> float:
+        return float(run.commits[column].mean())
+
+    return mean
 
 
-def aligned_momentum(finished: Finished) -> list[Finding]:
-    """Compare the cosines of consecutive updates."""
-    return [_longer_window(finished, "previous_cosine", "cosine with the previous step", above)]
-
-
-def smaller_steps(finished: Finished) -> list[Finding]:
-    """Compare the lengths of the central variable's steps."""
-    return [_longer_window(finished, "update_norm", "mean length of a step", below)]
+def _longer_window(
+    column: str, words: str, above: float | None = None, below: float | None = None
+) -> Comparison:
+    """Compare the mean of a column of the commits between the longest and the shortest window."""
+    text = f"{words} with window {{of[window]}} is {{}} times that with {{to[window]}}"
+    of, to = ({"method": "agn", "window": end} for end in (max, min))
+    return Comparison(text, _mean(column), of, to, above, below)
 
 
 def straight_path(finished: Finished) -> list[Finding]:
@@ -195,21 +182,6 @@ def straight_path(finished: Finished) -> list[Finding]:
     numbers = ", ".join(f"{value:.2f} with window {window}" for window, value in path.items())
     text = f"the distance from the start to the end over the length of the path is {numbers}"
     return [Finding(text, bool(path.is_monotonic_increasing and path.iloc[-1] >= _STRAIGHT))]
-
-
-def _longer_window(
-    finished: Finished, column: str, words: str, judge: Callable[[str, pd.Series], Finding]
-) -> Finding:
-    """Compare the mean of a column of the commits between the longest and the shortest window."""
-    means = {}
-    for window in sorted(finished.summary["window"].unique()):
-        rows = finished.rows(method="agn", window=window).set_index("seed")
-        means[window] = rows["run_folder"].map(
-            lambda name: finished.run(name).commits[column].mean()
-        )
-    (short, of_short), *_, (long, of_long) = means.items()
-    text = f"{words} {of_short.mean():.2g} with window {short}, {of_long.mean():.2g} with {long}"
-    return judge(text, of_long - of_short)
 
 
 def heuristic(finished: Finished) -> list[Finding]:
@@ -250,6 +222,14 @@ _PATH = (
 _WINDOWS = ('windows --methods agn "aeasgd(alpha=0.05)" --epochs 60 --seeds 3',)
 _COLLAPSE = ("windows --workers 10 20 --window 1 --methods downpour dynsgd --epochs 60 --seeds 22",)
 _ACCUMULATED = ("windows --workers 10 --window 10 40 --methods downpour --epochs 60 --seeds 3",)
+_RIVALS = (
+    'windows --workers 10 20 --window 10 --methods agn "aeasgd(alpha=0.05)" dynsgd --epochs 60 '
+    "--seeds 6",
+)
+_DELTAS = (
+    "windows --workers 5 --window 15 --methods agn downpour --steps 20 --optimizer none "
+    "--learning-rate 0.05 --seeds 3",
+)
 _PAPER = ("windows --scale paper",)
 _PAPER_ALL = (
     "windows --scale paper --epochs 5 --workers 10 20 --window 1 5 10 20 --methods agn "
@@ -261,35 +241,37 @@ CLAIMS: Sequence[Claim] = (
         "DOWNPOUR learns with 10 workers and collapses to chance with 20",
         f"{SOURCE}, chapter 3",
         _COLLAPSE,
-        collapse,
+        (_accuracy("downpour", 10, 1, above=_LEARNED), _accuracy("downpour", 20, 1, below=_CHANCE)),
         _PAPER_ALL,
+        looked=3,
     ),
     Claim(
         "Accumulated updates break DOWNPOUR with 10 workers",
         f"{SOURCE}, chapter 3",
         _ACCUMULATED,
-        accumulation,
+        tuple(_accuracy("downpour", 10, window, below=_LEARNED) for window in (_SECOND, max)),
         _PAPER_ALL,
     ),
     Claim(
         "DynSGD learns with 20 workers, where DOWNPOUR collapses",
         f"{SOURCE}, chapter 3",
         _COLLAPSE,
-        rescue,
+        (_accuracy("dynsgd", 20, 1, above=_LEARNED), _accuracy("downpour", 20, 1, below=_LEARNED)),
         _PAPER_ALL,
+        looked=3,
     ),
     Claim(
         "AGN loses accuracy only with many workers and short windows",
         f"{SOURCE}, table of chapter 4",
         _WINDOWS,
-        corner,
+        (_corner(min, _SECOND), _corner(max, max)),
         _PAPER,
     ),
     Claim(
         "AEASGD's training accuracy falls with the number of workers, at any window",
         f"{SOURCE}, table of chapter 4",
         _WINDOWS,
-        elastic_declines,
+        (_DECLINES,),
         _PAPER,
     ),
     Claim(
@@ -307,6 +289,28 @@ CLAIMS: Sequence[Claim] = (
         _PAPER,
     ),
     Claim(
+        "AGN converges better than AEASGD and DynSGD",
+        "Hermans et al. 2017, abstract",
+        _RIVALS,
+        converges_better,
+        _PAPER_ALL,
+    ),
+    Claim(
+        "The magnitude of a worker's delta is smaller than that of accumulated gradients",
+        "Hermans et al. 2017, abstract",
+        _DELTAS,
+        (
+            Comparison(
+                "window {of[window]}: the mean length of AGN's delta is {} times DOWNPOUR's",
+                _mean("update_norm"),
+                {"method": "agn"},
+                {"method": "downpour"},
+                below=1.0,
+                each=("window",),
+            ),
+        ),
+    ),
+    Claim(
         "The staleness has its mode near n - 1",
         f"{SOURCE}, chapter 3",
         _WINDOWS,
@@ -317,19 +321,22 @@ CLAIMS: Sequence[Claim] = (
         "AGN's updates have a better direction than first-order gradients",
         f"{SOURCE}, chapter 4",
         _DIRECTIONS,
-        better_direction,
+        (
+            _longer_window("gradient_cosine", "cosine with the full gradient", above=1.0),
+            _longer_window("target_cosine", "cosine with the way to the end", above=1.0),
+        ),
     ),
     Claim(
         "AGN aligns the implicit momentum",
         f"{SOURCE}, chapter 4",
         _DIRECTIONS,
-        aligned_momentum,
+        (_longer_window("previous_cosine", "cosine with the previous step", above=1.0),),
     ),
     Claim(
         "A longer window makes AGN's steps smaller",
         f"{SOURCE}, chapter 4",
         _PATH,
-        smaller_steps,
+        (_longer_window("update_norm", "mean length of a step", below=1.0),),
     ),
     Claim(
         "The longer AGN's window, the straighter its path; without bound it is straight",

@@ -1,91 +1,97 @@
 """Claims of Parle (Chaudhari et al. 2017, arXiv 1707.00424) and Entropy-SGD (arXiv 1611.01838)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-import pandas as pd
-
-from asyncsim.claims.claim import Claim, Finding, above, below, log_ratio, spread, times
+from asyncsim.claims.claim import Claim, Comparison, Finding
 from asyncsim.study.finished import Finished
-from asyncsim.study.ranking import Measure, tuned
+from asyncsim.study.ranking import Measure
 
 SOURCE = "Chaudhari et al. 2017"
 
-
-def _best(finished: Finished, measure: str, best: str = "most") -> dict[str, pd.DataFrame]:
-    """Return the runs of each method at its best rate, by method."""
-    runs = tuned(finished.summary, ["method"], Measure(measure, best))
-    return {name: rows.set_index("seed") for name, rows in runs.groupby("method", sort=False)}
-
-
-def faster(finished: Finished) -> list[Finding]:
-    """Compare the times to the target of Parle and data-parallel SGD."""
-    runs = _best(finished, "time_to_target", "least")
-    ratio = log_ratio(runs["data_parallel"]["time_to_target"], runs["parle"]["time_to_target"])
-    text = f"Parle is {times(ratio)} as fast"
-    return [
-        above(f"{text}: at least 2", ratio, np.log(2)),
-        below("at most 4", ratio, np.log(4)),
-    ]
+#: "Significantly improved" error rates: at most this multiple of data-parallel SGD's.
+_SIGNIFICANT = 0.9
+#: "About half" of the gradients.
+_HALF = 1.5
+_TIME, _GRADIENTS = (Measure(f"{name}_to_target") for name in ("time", "gradients"))
+_PARLE, _PARALLEL = {"method": "parle"}, {"method": "data_parallel"}
 
 
-def as_accurate(finished: Finished) -> list[Finding]:
+def less_error(finished: Finished) -> Iterator[Finding]:
     """Compare the final test errors of Parle and data-parallel SGD."""
-    runs = _best(finished, "test_accuracy")
-    gap = runs["parle"]["test_accuracy"] - runs["data_parallel"]["test_accuracy"]
-    return [above(f"test accuracy minus data-parallel SGD's is {spread(gap, '+.2%')}", gap)]
+    summary = finished.summary.assign(test_error=1 - finished.summary["test_accuracy"])
+    comparison = Comparison(
+        "Parle's test error is {} times data-parallel SGD's",
+        *("test_error", _PARLE, _PARALLEL),
+        below=_SIGNIFICANT,
+        best=Measure("test_error"),
+    )
+    return comparison.judge(finished._replace(summary=summary))
 
 
-def seldom(finished: Finished) -> list[Finding]:
+def fewer_rounds(finished: Finished) -> Iterator[Finding]:
     """Compare the rounds of communication until the target."""
-    runs, window = _best(finished, "time_to_target", "least"), finished.config["window"]
-    ratio = log_ratio(
-        runs["data_parallel"]["gradients_to_target"],
-        runs["parle"]["gradients_to_target"] / window,
-    )
-    return [above(f"data-parallel SGD needs {times(ratio, '.0f')} the rounds", ratio)]
+    summary, window = finished.summary, finished.config["window"]
+    steps = summary["method"].map({"parle": window}).fillna(1)
+    summary = summary.assign(rounds=summary["gradients_to_target"] / steps)
+    text = "data-parallel SGD needs {} times the rounds"
+    comparison = Comparison(text, "rounds", _PARALLEL, _PARLE, above=1.0, best=_TIME)
+    return comparison.judge(finished._replace(summary=summary))
 
 
-def half_the_epochs(finished: Finished) -> list[Finding]:
-    """Compare the gradients to the target of sequential SGD and Entropy-SGD."""
-    runs = _best(finished, "gradients_to_target", "least")
-    ratio = log_ratio(
-        runs["sgd"]["gradients_to_target"], runs["entropy_sgd"]["gradients_to_target"]
-    )
-    text = f"SGD needs {times(ratio)} the gradients: at least 1.5"
-    return [above(text, ratio, np.log(1.5))]
-
-
-_REPLICAS = ("replicas --methods parle entropy_sgd sgd --tune 0.03 0.1 0.3 --seeds 10",)
+_REPLICAS = "replicas --methods parle entropy_sgd sgd --tune 0.03 0.1 0.3 --seeds 10"
+_LATENCIES = tuple(
+    f"replicas --methods parle --tune 0.03 0.1 0.3 --seeds 10 --latency {seconds}"
+    for seconds in (0, 1, 3)
+)
 _UNKNOWN = "wide residual networks with augmentation are not among the problems"
 
 CLAIMS: Sequence[Claim] = (
     Claim(
         "Parle is 2 to 4 times faster than data-parallel SGD",
         f"{SOURCE}, abstract",
-        _REPLICAS,
-        faster,
+        _LATENCIES,
+        (
+            Comparison(
+                "Parle is {} times as fast",
+                *("time_to_target", _PARALLEL, _PARLE),
+                above=2.0,
+                below=4.0,
+                best=_TIME,
+            ),
+        ),
         _UNKNOWN,
+        looked=4,
+        assumption="latency",
     ),
     Claim(
-        "Parle ends with a lower error than data-parallel SGD",
+        "Parle ends with a significantly lower error than data-parallel SGD",
         f"{SOURCE}, abstract",
-        _REPLICAS,
-        as_accurate,
+        (_REPLICAS,),
+        less_error,
         _UNKNOWN,
+        looked=4,
     ),
     Claim(
         "Parle communicates less often",
         f"{SOURCE}, abstract",
-        _REPLICAS,
-        seldom,
+        (_REPLICAS,),
+        fewer_rounds,
         _UNKNOWN,
+        looked=4,
     ),
     Claim(
         "Entropy-SGD needs about half the effective epochs of SGD",
         "Chaudhari et al. 2016, Entropy-SGD",
-        _REPLICAS,
-        half_the_epochs,
+        (_REPLICAS,),
+        (
+            Comparison(
+                "SGD needs {} times the gradients",
+                *("gradients_to_target", {"method": "sgd"}, {"method": "entropy_sgd"}),
+                above=_HALF,
+                best=_GRADIENTS,
+            ),
+        ),
         _UNKNOWN,
+        looked=4,
     ),
 )

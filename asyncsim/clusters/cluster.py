@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.base.console import counted
+from asyncsim.base.declared import Value
 from asyncsim.base.errors import (
     InputError,
     require_choice,
@@ -17,14 +18,10 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.markup import card
 from asyncsim.clusters import cluster_checks as checks
-from asyncsim.clusters.collectives import (
-    NETWORKS,
-    collective_bytes,
-    collective_time,
-    exposed_time,
-)
+from asyncsim.clusters.cluster_text import entries
+from asyncsim.clusters.collectives import collective_bytes, collective_time
 from asyncsim.clusters.failures import Failure, as_failures
-from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, brief
+from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
 from asyncsim.clusters.network import (
     Matrix,
     PerWorker,
@@ -49,20 +46,6 @@ PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
 _ASYNCHRONOUS = asynchronous()
-#: Entries that `to_dict` omits at their default: older versions did not have them.
-_LATER = (
-    "failures",
-    "topology",
-    "sites",
-    "far_latency",
-    "far_bandwidth",
-    "server_site",
-    "far_every",
-    "servers",
-    "rollouts",
-)
-#: Characters of an argument in `Cluster.__repr__`.
-_LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -314,23 +297,16 @@ class Cluster:
                 return [[between(value[i][j]) for j in present] for i in present]
             return value.value if isinstance(value, Constant) else value
 
-        def seconds(size: float) -> float:
-            return collective_time(
-                policy.collective or "",
-                size,
-                len(members),
-                bandwidth,
-                latency.value,
-                sites=None if self.sites is None else counts.tolist(),
-                far_bandwidth=between(self.far_bandwidth),
-                far_latency=between(self.far_latency),
-            )
-
-        if policy.layers is None:
-            return seconds(size)
-        laws = self.compute_laws
-        step = max(laws[member].mean for member in members)
-        return exposed_time(NETWORKS[policy.layers], step, size, seconds, policy.bucket_bytes)
+        return collective_time(
+            policy.collective,
+            size,
+            len(members),
+            bandwidth,
+            latency.value,
+            sites=None if self.sites is None else counts.tolist(),
+            far_bandwidth=between(self.far_bandwidth),
+            far_latency=between(self.far_latency),
+        )
 
     def all_reduced_bytes(self, message_bytes: float) -> float:
         """Return the bytes that the all-reduce of a version sends, all workers together."""
@@ -425,49 +401,25 @@ class Cluster:
 
     def _repr_html_(self) -> str:
         """Show in a notebook the arguments that differ from the defaults, as a table."""
-        changed = [entry for entry in fields(self) if getattr(self, entry.name) != entry.default]
-        return card(
-            counted(self.workers, "worker"),
-            {entry.name: as_text(getattr(self, entry.name)) for entry in changed},
-        )
+        return card(counted(self.workers, "worker"), entries(self))
 
     def __repr__(self) -> str:
         """Show the arguments that differ from the defaults; long ones in a few words."""
-        changed = [
-            entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default
-        ]
-        return f"Cluster({', '.join(f'{name}={self._option_text(name)}' for name in changed)})"
-
-    def _option_text(self, name: str) -> str:
-        """Write an argument: laws and policies as texts, long ones in a few words."""
-        value = getattr(self, name)
-        text = as_text(value) if name in ("compute", "latency", "far_latency") else str(value)
-        if len(text) <= _LONGEST_SHOWN:
-            return text
-        if isinstance(value, Law):
-            return brief(value)
-        if isinstance(value, tuple) and all(isinstance(law, Law) for law in value):
-            means = [law.mean for law in value]
-            return f"<{len(value)} laws of means {min(means):.3g} to {max(means):.3g} s>"
-        return f"{text[:_LONGEST_SHOWN]}..."
+        return f"Cluster({', '.join(f'{name}={text}' for name, text in entries(self).items())})"
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to values for JSON; laws as text, which `asyncsim.clusters.laws.parse` reads."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("compute", "latency", "far_latency", "topology"):
-            values[name] = as_text(values[name])
-        values["service"] = str(self.service)
-        values["bandwidth"] = (
-            str(self.bandwidth) if isinstance(self.bandwidth, PerWorker) else self.bandwidth
-        )
-        values["policy"] = self.policy.to_dict()
+        values: dict[str, Any] = {}
         for entry in fields(self):
-            if entry.name in _LATER and getattr(self, entry.name) == entry.default:
-                del values[entry.name]
-        if self.rollouts is not None:
-            values["rollouts"] = str(self.rollouts)
-        if self.failures:
-            values["failures"] = list(map(str, self.failures))
+            value = getattr(self, entry.name)
+            if entry.name == "failures":
+                value = list(map(str, value))
+            elif entry.name in ("compute", "latency", "far_latency") or isinstance(
+                value, Law | Value | PerWorker
+            ):
+                value = as_text(value)
+            if getattr(self, entry.name) != entry.default:
+                values[entry.name] = value
         return values
 
     @classmethod
@@ -479,10 +431,4 @@ class Cluster:
         for name in ("workers", "compute"):
             if name not in values:
                 raise InputError(f"cluster: the entry {name!r} is missing; add it")
-        policy = values.get("policy", {})
-        if isinstance(policy, Mapping):
-            for name in policy:
-                require_choice("policy entry", name, [field.name for field in fields(Policy)])
-        return cls(
-            **{**values, "policy": Policy(**policy) if isinstance(policy, Mapping) else policy}
-        )
+        return cls(**values)

@@ -1,26 +1,72 @@
-"""Describe a cluster in one line, with the same words in tables and titles."""
+"""A cluster in words, for tables, titles, notebooks and `repr`: the entries that differ from the
+defaults.
+"""
 
+from dataclasses import fields
 from typing import Any
 
-from asyncsim.base.calls import write
 from asyncsim.base.console import counted
-from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.failures import Failure
-from asyncsim.clusters.laws import Constant, Law, brief
+from asyncsim.base.declared import Value
+from asyncsim.clusters.laws import Law, brief
 from asyncsim.clusters.network import PerWorker, is_matrix
-from asyncsim.clusters.policy import asynchronous
-from asyncsim.clusters.rollouts import Rollouts
 
-#: With more different laws, their number and the range of their means are printed.
+#: With more different laws, their number and the range of their means are shown.
 _MOST_LAWS = 3
+#: Characters above which a value is cut.
+_LONGEST = 80
+#: Entries that may be a pair: the way up and the way down.
+_DIRECTED = ("latency", "bandwidth", "message_bytes", "far_latency", "far_bandwidth")
+#: Entries whose words are not their name and value.
+_PHRASES = {
+    **dict.fromkeys(("protocol", "policy", "failures", "rollouts"), "{}"),
+    "bandwidth": "bandwidth {} (bytes/s)",
+    "message_bytes": "messages of {} bytes",
+    "shared_bandwidth": "shared bandwidth",
+    "far_bandwidth": "far bandwidth {} (bytes/s)",
+    "exclusive": "in two visits",
+    "discipline": "served {}",
+    "read_blocks": "reads in {} blocks",
+    "topology": "no server, {}",
+    "sites": "sites of {}",
+    "server_site": "the server at site {}",
+    "far_every": "beyond its site at every visit {}",
+    "servers": "{} servers",
+}
 
 
-def describe(cluster: Cluster, attack: Any = None) -> str:
+def entries(cluster: Any) -> dict[str, str]:
+    """Return the entries that differ from the defaults, and the form of the visits, as texts."""
+    shown = ("protocol", "discipline") if cluster.topology is None else ()
+    texts = {}
+    for entry in fields(cluster):
+        value = getattr(cluster, entry.name)
+        if entry.name in shown or value != entry.default:
+            is_pair = isinstance(value, tuple) and not is_matrix(value) and entry.name in _DIRECTED
+            text = " up and ".join(map(_text, value)) + " down" if is_pair else _text(value)
+            texts[entry.name] = text
+    return texts
+
+
+def parts(cluster: Any) -> list[str]:
+    """Return the parts of `describe`, for lines that break between them."""
+    texts = entries(cluster)
+    del texts["workers"]
+    if cluster.policy.collective is not None:
+        del texts["protocol"], texts["discipline"]
+    return [
+        counted(cluster.workers, "worker"),
+        *(
+            _PHRASES.get(name, f"{name.replace('_', ' ')} {{}}").format(text)
+            for name, text in texts.items()
+        ),
+    ]
+
+
+def describe(cluster: Any, attack: Any = None) -> str:
     """Describe a cluster in one line.
 
-    For example ``100 workers, compute gamma(mean=1, cv=0.2), service 0.005 s, exchange, fifo``.
-    Parts that take no time, a window of one and the asynchronous policy are left out. ``attack``:
-    of the replays.
+    For example ``100 workers, compute gamma(mean=1, cv=0.2), service 0.005 s, exchange, served
+    fifo``. ``attack``: of the replays.
     """
     return ", ".join([*parts(cluster), *attack_text(attack)])
 
@@ -30,125 +76,28 @@ def attack_text(attack: Any) -> list[str]:
     return [f"attack {getattr(attack, 'text', attack)}"] if attack else []
 
 
-def parts(cluster: Cluster) -> list[str]:
-    """Return the parts of `describe`, for lines that break between them."""
-    return [
-        counted(cluster.workers, "worker"),
-        f"compute {_compute(cluster)}",
-        *([f"window {_window(cluster)}"] if cluster.window != 1 else []),
-        *([f"service {brief(cluster.service)}"] if cluster.topology is None else []),
-        *_network(cluster),
-        *_server(cluster),
-        *([str(cluster.policy)] if cluster.policy != asynchronous() else []),
-        *map(_failure, cluster.failures),
-        *([] if cluster.rollouts is None else _rollouts(cluster.rollouts)),
-    ]
+def _text(value: Any) -> str:
+    """Write a value in a few words: laws by family and mean, many values by their range."""
+    if isinstance(value, Law):
+        return brief(value)
+    if isinstance(value, PerWorker) or is_matrix(value):
+        rows = value.values if isinstance(value, PerWorker) else value
+        return f"{_range(rows)} by {'worker' if isinstance(value, PerWorker) else 'pair'}"
+    if isinstance(value, tuple):
+        distinct = list(dict.fromkeys(value))
+        if len(distinct) > _MOST_LAWS and not isinstance(value[0], Value | str):
+            return f"{len(distinct)} different, {_range(value)}"
+        if len(value) > len(distinct) and isinstance(value[0], Law):
+            return " + ".join(f"{value.count(entry)} \u00d7 {_text(entry)}" for entry in distinct)
+        return (", " if isinstance(value[0], Value | str) else " + ").join(map(_text, value))
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = repr(value) if getattr(value, "label", None) else text
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _rollouts(rollouts: Rollouts) -> list[str]:
-    return [
-        f"{rollouts.slots} slots"
-        + (f", {rollouts.far_slots} of them far" if rollouts.far_slots else ""),
-        f"samples {brief(rollouts.length)}",
-        f"groups of {rollouts.group}",
-        f"batches of {rollouts.batch}",
-        str(rollouts.queue),
-        f"versions taken up {rollouts.updates.replace('_', ' ').replace('start', 'at the start')}",
-    ]
-
-
-def _compute(cluster: Cluster) -> str:
-    laws = [cluster.compute] if isinstance(cluster.compute, Law) else cluster.compute
-    distinct = list(dict.fromkeys(laws))
-    if len(distinct) == 1:
-        return brief(distinct[0])
-    if len(distinct) <= _MOST_LAWS:
-        return " + ".join(f"{laws.count(law)} \u00d7 {brief(law)}" for law in distinct)
-    means = [law.mean for law in distinct]
-    return f"{len(distinct)} different laws of means {min(means):.3g} to {max(means):.3g} s"
-
-
-def _window(cluster: Cluster) -> str:
-    smallest, largest = min(cluster.windows), max(cluster.windows)
-    return str(largest) if smallest == largest else f"{smallest} to {largest} by worker"
-
-
-def _network(cluster: Cluster) -> list[str]:
-    texts = _latency(cluster.latency, "latency")
-    if cluster.message_bytes is not None:
-        size = cluster.message_bytes
-        sizes = (
-            f"{size[0]:.4g} bytes up and {size[1]:.4g} down"
-            if isinstance(size, tuple)
-            else f"{size:.4g} bytes"
-        )
-        share = "shared" if cluster.shared_bandwidth else "each"
-        texts.append(
-            f"{sizes} at {_bandwidth(cluster.bandwidth)} {share}"
-            if cluster.bandwidth is not None
-            else sizes
-        )
-    if cluster.sites is not None:
-        far = _latency(cluster.far_latency, "latency") if cluster.far_latency is not None else []
-        far += [_bandwidth(cluster.far_bandwidth)] if cluster.far_bandwidth is not None else []
-        sites = " + ".join(map(str, cluster.sites))
-        sites += f" with the server at site {cluster.server_site}" if cluster.server_site else ""
-        texts.append(f"sites of {sites}{', between them ' + ' and '.join(far) if far else ''}")
-        texts += (
-            [f"beyond its site at every visit {cluster.far_every}"] if cluster.far_every > 1 else []
-        )
-    return texts
-
-
-def _latency(latency: Any, name: str) -> list[str]:
-    if isinstance(latency, PerWorker) or is_matrix(latency):
-        means = [law.mean for law in _entries(latency)]
-        extremes = f"{min(means):.3g} to {max(means):.3g} s"
-        if is_matrix(latency):
-            return [f"{name} {extremes} by pair"]
-        return [f"{name} by worker, means {extremes}"]
-    if isinstance(latency, tuple):
-        return [f"{name} {brief(latency[0])} up and {brief(latency[1])} down"]
-    return [f"{name} {brief(latency)} each way"] if latency != Constant(0.0) else []
-
-
-def _entries(values: Any) -> list[Any]:
-    """List the entries of a value for each worker, or of a matrix but for its diagonal."""
-    rows = values.values if isinstance(values, PerWorker) else values
-    return [entry for row in rows for entry in (row if isinstance(row, tuple) else (row,)) if entry]
-
-
-def _bandwidth(bandwidth: Any) -> str:
-    if isinstance(bandwidth, PerWorker) or is_matrix(bandwidth):
-        speeds = _entries(bandwidth)
-        by = "pair" if is_matrix(bandwidth) else "worker,"
-        return f"{min(speeds):.4g} to {max(speeds):.4g} bytes/s by {by}"
-    if isinstance(bandwidth, tuple):
-        return f"{bandwidth[0]:.4g} bytes/s up and {bandwidth[1]:.4g} down"
-    return f"{bandwidth:.4g} bytes/s"
-
-
-def _server(cluster: Cluster) -> list[str]:
-    if cluster.topology is not None:
-        return [f"no server, {cluster.topology!r}"]
-    shards = [f"{cluster.server_count} servers"] if cluster.server_count > 1 else []
-    blocks = [f"reads in {cluster.read_blocks} blocks"] if cluster.read_blocks > 1 else []
-    return [*shards, _protocol(cluster), f"served {cluster.discipline}", *blocks]
-
-
-def _protocol(cluster: Cluster) -> str:
-    if cluster.protocol == "read_then_write":
-        return f"{cluster.protocol} in {'one visit' if cluster.exclusive else 'two visits'}"
-    return cluster.protocol
-
-
-def _failure(failure: Failure) -> str:
-    text = str(failure)
-    for law in (failure.every, failure.lasts):
-        text = text if law is None else text.replace(str(law), brief(law))
-    for name in ("checkpoint", "saving"):
-        seconds = getattr(failure, name)
-        if isinstance(seconds, float):
-            rounded = float(f"{seconds:.3g}")
-            text = text.replace(f"{name}={write(seconds)}", f"{name}={rounded:g} s")
-    return text
+def _range(rows: Any) -> str:
+    """Return the range of numbers, or of the means of laws (s), in rows of one or several."""
+    flat = [x for row in rows for x in (row if isinstance(row, tuple) else (row,)) if x]
+    unit = " s" if isinstance(flat[0], Law) else ""
+    numbers = [entry.mean if isinstance(entry, Law) else entry for entry in flat]
+    return f"{min(numbers):.3g} to {max(numbers):.3g}{unit}"

@@ -2,8 +2,8 @@
 
 An all-reduce gives all nodes the sum of their messages, without a server. `asyncsim.barrier` takes
 one by its name, ``barrier(collective=ring)``: a round then lasts until the slowest worker has
-computed, plus the all-reduce. With ``layers`` the message is cut into layers or buckets, and only
-the time that computing does not hide remains.
+computed, plus the all-reduce. `exposed_time` cuts the message into layers or buckets, for the study
+`scaling`: only the time that computing does not hide remains.
 """
 
 import functools
@@ -361,16 +361,6 @@ def hybrid_bytes(
     inside = 2 * width * layer.activations * minibatch / groups if groups < nodes else 0.0
     between = width * (2 - overlap) * layer.parameters * groups / nodes if groups > 1 else 0.0
     return inside + between
-
-
-def hybrid_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) -> float:
-    """Return the number of groups that minimises the two terms of `hybrid_bytes`, a real number.
-
-    ``sqrt(2 activations minibatch nodes / ((2 - overlap) parameters))``; for a fully connected
-    layer without overlap this is ``sqrt(nodes minibatch / outputs)``, Das et al. 2016, arXiv
-    1602.06709.
-    """
-    return math.sqrt(2 * layer.activations * minibatch * nodes / ((2 - overlap) * layer.parameters))
 
 
 def best_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) -> int:

@@ -5,181 +5,76 @@ streams, so that another failure changes no other numbers. `docs/clusters.md` ex
 policy treats absent workers.
 """
 
+import functools
 import itertools
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
-from asyncsim.base.calls import as_float, called, form_of, split, write
+from asyncsim.base.calls import called, form_of, split
+from asyncsim.base.declared import Count, Fraction, Natural, NonNegative, Value
 from asyncsim.base.errors import (
     InputError,
-    require_choice,
     require_count,
-    require_fraction,
     require_nonnegative,
     require_positive,
-    require_switch,
 )
-from asyncsim.base.units import SECONDS, quantity
+from asyncsim.base.units import SECONDS, positive, quantity
 from asyncsim.clusters.laws import Law, LawLike, as_law
 
-#: The parameters of each failure.
-_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "crash": (
-        "every",
-        "lasts",
-        "detect",
-        "workers",
-        "site",
-        "together",
-        "on",
-        "scope",
-        "checkpoint",
-        "saving",
-    ),
-    "pause": ("every", "lasts", "workers", "site", "together", "on"),
-    "slow": ("every", "lasts", "speed", "workers", "site", "together", "on"),
-    "outage": ("every", "lasts", "checkpoint_every", "checkpoint_time"),
-    "loss": ("probability", "timeout", "resend", "workers", "site"),
-    "leave": ("at", "workers", "site"),
-    "join": ("at", "workers", "site"),
-}
-#: Parameters that are times, which may have a unit.
-_TIMES = ("detect", "checkpoint_time", "timeout", "at")
 #: A number of versions between checkpoints, as a text.
 _VERSIONS = re.compile(r"\s*(\d+)\s+versions?\s*")
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One kind of failure; the function of the same name creates it and explains its parameters.
+def _lasting(argument: str, value: Any) -> Law:
+    law = as_law(argument, value)
+    if not 0 < law.mean < math.inf:
+        raise InputError(f"{argument} = {law}: must have a mean above zero and finite")
+    return law
 
-    Attributes that a kind lacks are None.
-    """
 
-    name: str
-    every: Law | None = None
-    lasts: Law | None = None
-    speed: float | None = None
-    detect: float | None = None
-    checkpoint_every: int | None = None
-    checkpoint_time: float | None = None
-    probability: float | None = None
-    timeout: float | None = None
-    resend: bool | None = None
-    at: float | None = None
-    workers: tuple[int, ...] | None = None
-    site: int | None = None
-    together: bool = False
-    on: str | None = None
-    scope: str = "worker"
-    checkpoint: float | str | None = None
-    saving: float = 0.0
+def _seconds(argument: str, value: Any) -> float:
+    return require_nonnegative(argument, quantity(argument, value, SECONDS))
 
-    def __post_init__(self) -> None:
-        names = _PARAMETERS[require_choice("failure", self.name, _PARAMETERS)]
-        subject = f"failure {self.name}"
-        checks: dict[str, Callable[[str, Any], Any]] = {
-            "every": _lasting,
-            "lasts": _lasting,
-            "speed": require_nonnegative,
-            "detect": require_nonnegative,
-            "checkpoint_every": require_count,
-            "checkpoint_time": require_nonnegative,
-            "probability": require_fraction,
-            "timeout": require_positive,
-            "at": require_nonnegative,
-        }
-        for name, check in checks.items():
-            value = getattr(self, name)
-            if name not in names:
-                if value is not None:
-                    raise InputError(f"{subject}: {name} = {value!r}: it has no such parameter")
-            else:
-                value = quantity(f"{subject}: {name}", value, SECONDS) if name in _TIMES else value
-                object.__setattr__(self, name, check(f"{subject}: {name}", value))
-        if "resend" in names:
-            require_switch(f"{subject}: resend", self.resend)
-        require_switch(f"{subject}: together", self.together)
-        self._check_job(subject)
-        if self.on is not None:
-            require_choice(f"{subject}: on", self.on, ("slots", "learners"))
-        if self.workers is not None:
-            listed = list(self.workers) if hasattr(self.workers, "__len__") else [self.workers]
-            workers = tuple(
-                require_count(f"{subject}: workers", worker, minimum=0) for worker in listed
-            )
-            if not workers or len(set(workers)) < len(workers):
-                raise InputError(
-                    f"{subject}: workers = {listed}: must be different workers, at least one"
-                )
-            object.__setattr__(self, "workers", workers)
-        if self.site is not None:
-            require_count(f"{subject}: site", self.site, minimum=0)
-            if self.workers is not None:
-                raise InputError(f"{subject}: workers and site are given; give one of them")
 
-    def __str__(self) -> str:
-        usual = {entry.name: entry.default for entry in fields(self)}
-        if self.is_of_job:
-            usual["detect"] = self.detect
-        texts = (
-            f"{name}={value if isinstance(value, Law) else write(value)}"
-            for name in _PARAMETERS[self.name]
-            if (value := getattr(self, name)) != usual[name]
-        )
-        return f"{self.name}({', '.join(texts)})"
+def _workers(argument: str, value: Any) -> tuple[int, ...]:
+    listed = list(value) if isinstance(value, Sequence) else [value]
+    workers = tuple(require_count(argument, worker, minimum=0) for worker in listed)
+    if not workers or len(set(workers)) < len(workers):
+        raise InputError(f"{argument} = {listed}: must be different workers, at least one")
+    return workers
 
-    @property
-    def is_of_job(self) -> bool:
-        """Whether it ends a round of all workers, and restores a checkpoint of the job."""
-        return self.scope == "job"
 
-    @property
-    def restores(self) -> bool:
-        """Whether a checkpoint is restored afterwards: of the server, or of the job."""
-        return self.name == "outage" or self.is_of_job
+def _checkpoint(argument: str, value: Any) -> float | str:
+    """Check the time between checkpoints (s), or the number of versions, as a text."""
+    if isinstance(value, str) and (match := _VERSIONS.fullmatch(value)):
+        return f"{require_count(argument, int(match[1]))} versions"
+    try:
+        seconds = quantity(argument, value, SECONDS)
+    except InputError:
+        raise InputError(
+            f"{argument} = {value!r}: must be a time, such as '10 min', or '200 versions'"
+        ) from None
+    return require_positive(argument, seconds)
 
-    def is_due(self, versions: int, seconds: float) -> bool:
-        """Return whether a checkpoint is due, by the versions and seconds since the last one."""
-        if not self.is_of_job:
-            return bool(self.checkpoint_every) and versions >= (self.checkpoint_every or 0)
-        if isinstance(self.checkpoint, str):
-            return versions >= int(self.checkpoint.split()[0])
-        return self.checkpoint is not None and seconds >= self.checkpoint
 
-    def _check_job(self, subject: str) -> None:
-        """Check the parameters of a crash of a whole job; raise InputError for others."""
-        require_choice(f"{subject}: scope", self.scope, ("worker", "job"))
-        saving = quantity(f"{subject}: saving", self.saving, SECONDS)
-        object.__setattr__(self, "saving", require_nonnegative(f"{subject}: saving", saving))
-        if not self.is_of_job:
-            if self.checkpoint is not None or self.saving:
-                raise InputError(
-                    f"{subject}: checkpoint and saving are of a job's crash; give scope='job', or "
-                    "leave them out"
-                )
-            return
-        if self.workers is not None or self.site is not None or self.together or self.detect:
-            raise InputError(
-                f"{subject}: scope = 'job': hits all workers at once; leave workers, site, "
-                "together and detect out"
-            )
-        checkpoint = self.checkpoint
-        if isinstance(checkpoint, str) and (match := _VERSIONS.fullmatch(checkpoint)):
-            count = require_count(f"{subject}: checkpoint", int(match[1]))
-            checkpoint = f"{count} versions"
-        elif checkpoint is not None:
-            try:
-                seconds = quantity(f"{subject}: checkpoint", checkpoint, SECONDS)
-            except InputError:
-                raise InputError(
-                    f"{subject}: checkpoint = {checkpoint!r}: must be a time, such as '10 min', or "
-                    "'200 versions'"
-                ) from None
-            checkpoint = require_positive(f"{subject}: checkpoint", seconds)
-        object.__setattr__(self, "checkpoint", checkpoint)
+Lasting = Annotated[LawLike, _lasting]
+Seconds = Annotated[float, _seconds]
+
+
+class Failure(Value):
+    """One kind of failure. Parameters that a kind lacks are None."""
+
+    kind: ClassVar[str] = "failure"
+    lacking: ClassVar[frozenset[str]] = frozenset(
+        ("every", "lasts", "speed", "detect", "probability", "timeout", "resend", "at")
+    ) | frozenset(("workers", "site", "together", "on"))
+    #: Whether a checkpoint is restored afterwards: of the server, or of the job.
+    restores: ClassVar[bool] = False
+    #: Whether it ends a round of all workers, and restores a checkpoint of the job.
+    is_of_job: ClassVar[bool] = False
 
     def groups(self, workers: int, sites: Sequence[int] | None = None) -> list[list[int]]:
         """Return the workers that it hits, in groups that fail at the same times.
@@ -207,19 +102,32 @@ class Failure:
         return [hit] if self.together else [[worker] for worker in hit]
 
 
-def crash(
-    every: LawLike,
-    lasts: LawLike,
-    detect: float | str = 0.0,
-    workers: int | Sequence[int] | None = None,
-    site: int | None = None,
-    together: bool = False,
-    on: str | None = None,
-    scope: str = "worker",
-    checkpoint: float | str | None = None,
-    saving: float | str = 0.0,
-) -> Failure:
-    """Return crashes: a worker disappears with its state, and returns after a while without it.
+@dataclass(frozen=True, kw_only=True)
+class _OfWorkers(Failure):
+    """A failure of some workers, of a site, or of all."""
+
+    workers: Annotated[int | Sequence[int], _workers] | None = None
+    site: Natural | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.workers is not None and self.site is not None:
+            raise InputError(f"failure {self.name}: workers and site are given; give one of them")
+
+
+@dataclass(frozen=True)
+class Spells(_OfWorkers):
+    """A failure of workers, or of slots, that comes and goes."""
+
+    every: Lasting
+    lasts: Lasting
+    together: bool = field(default=False, kw_only=True)
+    on: Literal["slots", "learners"] | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class crash(Spells):
+    """Crashes: a worker disappears with its state, and returns after a while without it.
 
     Its computation is cancelled. A message that it had sent is still served, and the reply is lost.
     On its return it reads the newest version; the server's memory of it is unchanged, its own state
@@ -246,56 +154,67 @@ def crash(
     on : {"slots", "learners"}, optional
         On a cluster with rollouts, whether it hits slots, which ``workers`` then numbers, or
         learners.
-    scope : {"worker", "job"}
-        With ``"job"`` the job crashes: all workers lose the round, and the messages on their way;
-        after ``lasts`` all resume from the job's last checkpoint. For a `barrier`, with a
-        server or an all-reduce.
+    """
+
+    detect: Seconds = 0.0
+
+
+@dataclass(frozen=True)
+class job_crash(Failure):
+    """Crashes of a whole job: all workers lose the round, and the messages on their way.
+
+    After ``lasts`` all resume from the job's last checkpoint. For a `barrier`, with a server or an
+    all-reduce.
+
+    Parameters
+    ----------
+    every, lasts : Law
+        As for `crash`.
     checkpoint : float or str, optional
-        Of a job: the seconds, ``"10 min"``, or ``"200 versions"``, from the end of a checkpoint, or
-        the restart, to the first version that is saved next. By default nothing is saved: the job
+        The seconds, ``"10 min"``, or ``"200 versions"``, from the end of a checkpoint, or the
+        restart, to the first version that is saved next. By default nothing is saved: the job
         begins from version 0.
     saving : float or str
         Seconds of saving a checkpoint, in which the workers wait. A crash meanwhile loses it.
     """
-    return Failure("crash", **locals())
+
+    every: Lasting
+    lasts: Lasting
+    checkpoint: Annotated[float | str, _checkpoint] | None = None
+    saving: Seconds = 0.0
+    restores = is_of_job = True
+
+    def is_due(self, versions: int, seconds: float) -> bool:
+        """Return whether a checkpoint is due, by the versions and seconds since the last one."""
+        if isinstance(self.checkpoint, str):
+            return versions >= int(self.checkpoint.split()[0])
+        return self.checkpoint is not None and seconds >= self.checkpoint
 
 
-def pause(
-    every: LawLike,
-    lasts: LawLike,
-    workers: int | Sequence[int] | None = None,
-    site: int | None = None,
-    together: bool = False,
-    on: str | None = None,
-) -> Failure:
-    """Return pauses: a worker's computation stops and later continues; its messages travel on.
+@dataclass(frozen=True)
+class pause(Spells):
+    """Pauses: a worker's computation stops and later continues; its messages travel on.
 
     Parameters as for `crash`.
     """
-    return Failure("pause", **locals())
+
+    speed: ClassVar[float] = 0.0
 
 
-def slow(
-    every: LawLike,
-    lasts: LawLike,
-    speed: float,
-    workers: int | Sequence[int] | None = None,
-    site: int | None = None,
-    together: bool = False,
-    on: str | None = None,
-) -> Failure:
-    """Return slow spells: a worker computes at a ``speed`` relative to the usual 1, such as 0.2.
+@dataclass(frozen=True)
+class slow(Spells):
+    """Slow spells: a worker computes at a ``speed`` relative to the usual 1, such as 0.2.
 
     A computation ends when the integral of the speed is the time that it takes at speed one. The
     speeds of simultaneous spells are multiplied. Other parameters as for `crash`.
     """
-    return Failure("slow", **locals())
+
+    speed: NonNegative
 
 
-def outage(
-    every: LawLike, lasts: LawLike, checkpoint_every: int = 100, checkpoint_time: float | str = 0.0
-) -> Failure:
-    """Return outages of the server: it stops serving, then resumes from its last checkpoint.
+@dataclass(frozen=True)
+class outage(Failure):
+    """Outages of the server: it stops serving, then resumes from its last checkpoint.
 
     Commits since the checkpoint and buffered messages are lost. The central variable, the server's
     state and its memory of each worker are restored as a new version; versions keep counting.
@@ -314,17 +233,26 @@ def outage(
         Seconds of writing, in which the server does not serve. An interrupted checkpoint does not
         count.
     """
-    return Failure("outage", **locals())
+
+    every: Lasting
+    lasts: Lasting
+    checkpoint_every: Count = 100
+    checkpoint_time: Seconds = 0.0
+    restores = True
+
+    @property
+    def saving(self) -> float:
+        """Seconds of writing a checkpoint."""
+        return self.checkpoint_time
+
+    def is_due(self, versions: int, seconds: float) -> bool:
+        """Return whether a checkpoint is due, by the versions since the last one."""
+        return versions >= self.checkpoint_every
 
 
-def loss(
-    probability: float,
-    timeout: float | str,
-    resend: bool = True,
-    workers: int | Sequence[int] | None = None,
-    site: int | None = None,
-) -> Failure:
-    """Return losses of workers' messages on their way to the server, or without one to other
+@dataclass(frozen=True)
+class loss(_OfWorkers):
+    """Losses of workers' messages on their way to the server, or without one to other
     workers.
 
     A lost message takes no place on a link. After ``timeout`` seconds its worker sends it again, as
@@ -334,34 +262,38 @@ def loss(
     message that is given up comes back to the sender after ``timeout`` seconds; of an exchange
     between neighbours, both shares do.
     """
-    return Failure("loss", **locals())
+
+    probability: Fraction
+    timeout: Annotated[float, functools.partial(positive, units=SECONDS)]
+    resend: bool = True
 
 
-def leave(
-    at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None
-) -> Failure:
-    """Return a departure, announced, for good or until a later `join`: workers leave at a time (s).
+@dataclass(frozen=True)
+class leave(_OfWorkers):
+    """A departure, announced, for good or until a later `join`: workers leave at a time (s).
 
     From then on no worker waits for them. Computations are cancelled; messages that were sent are
     still served.
     """
-    return Failure("leave", **locals())
+
+    at: Seconds
 
 
-def join(
-    at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None
-) -> Failure:
-    """Return an arrival: workers are present from a time (s) on.
+@dataclass(frozen=True)
+class join(_OfWorkers):
+    """An arrival: workers are present from a time (s) on.
 
     They are absent before, unless they left earlier. They start with the newest version, and are
     counted from then on.
     """
-    return Failure("join", **locals())
+
+    at: Seconds
 
 
 #: The failures by their names on the command line.
-FAILURES: Mapping[str, Callable[..., Failure]] = {
-    factory.__name__: factory for factory in (crash, pause, slow, outage, loss, leave, join)
+FAILURES: Mapping[str, type[Failure]] = {
+    failure.__name__: failure
+    for failure in (crash, job_crash, pause, slow, outage, loss, leave, join)
 }
 
 
@@ -413,7 +345,7 @@ def _check_side(failure: Failure, slots: int | None) -> None:
             "out"
         )
     if slots is not None and failure.on is None:
-        if "on" not in _PARAMETERS[failure.name]:
+        if not isinstance(failure, Spells):
             raise InputError(
                 f"failures = {failure}: is not for a cluster with rollouts; use crash, pause or "
                 "slow"
@@ -445,10 +377,3 @@ def presences(
                 f"failures: worker {index} leaves twice or joins twice in a row; alternate them"
             )
     return changes
-
-
-def _lasting(argument: str, value: Any) -> Law:
-    law = as_law(argument, value)
-    if not 0 < law.mean < as_float("inf"):
-        raise InputError(f"{argument} = {law}: must have a mean above zero and finite")
-    return law

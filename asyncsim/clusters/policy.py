@@ -15,153 +15,52 @@ On a cluster without a server, one with a topology, the policies are `asynchrono
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-from asyncsim.base.calls import called, from_text, write
-from asyncsim.base.errors import (
-    InputError,
-    require_choice,
-    require_count,
-    require_list,
-    require_positive,
-)
+from asyncsim.base.calls import from_text
+from asyncsim.base.declared import Count, Natural, Value
+from asyncsim.base.errors import InputError, require_choice, require_count, require_list
 from asyncsim.base.units import SECONDS, positive
-from asyncsim.clusters.collectives import COLLECTIVES, NETWORKS
+from asyncsim.clusters.collectives import COLLECTIVES
 
-#: The parameters of each policy.
-_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "asynchronous": (),
-    "bounded_staleness": ("bound",),
-    "buffered": ("count", "grace"),
-    "first_of": ("count", "grace"),
-    "barrier": ("count", "collective", "layers", "bucket_bytes"),
-    "discard_stale": ("limit", "count"),
-    "cancel_stale": ("limit", "count"),
-    "rounds": (),
-    "buckets": ("count",),
-    "trials": ("time", "count"),
-    "neighbours": ("mix",),
-    "overlap": ("steps",),
-    "handshake": (),
-}
-#: The policies of clusters without a server; the asynchronous one is for both.
-WITHOUT_SERVER = ("asynchronous", "neighbours", "overlap", "handshake")
-#: Orders of mixing under `neighbours`.
-MIXES = ("before", "beside")
-
-#: The checks of parameters; see `Policy._check_collective` for the others.
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "bound": functools.partial(require_count, minimum=0),
-    **dict.fromkeys(("count", "limit", "steps"), require_count),
-    **dict.fromkeys(("time", "grace"), functools.partial(positive, units=SECONDS)),
-    "mix": functools.partial(require_choice, choices=MIXES),
-}
+Seconds = Annotated[float, functools.partial(positive, units=SECONDS)]
 
 
-@dataclass(frozen=True)
-class Policy:
-    """A rule for accepting messages and releasing workers; made by the function of the same name.
+def _by_worker(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """Return the check of a number, or of a list of one for each worker."""
 
-    Attributes
-    ----------
-    name : str
-    bound : int or None
-        Largest lead of a worker over the slowest, in commits.
-    count : int, tuple of int or None
-        Messages per version; None for one, and with a barrier for one of each worker. With
-        `buckets`, the number of buckets; with `trials`, the trials of each worker in a round, one
-        number or one per worker.
-    limit : int or None
-        Staleness (versions) from which on messages are not accepted.
-    steps : int or None
-        Computations that a worker may start before it needs a message.
-    time : float, tuple of float or None
-        Duration after which a trial is cut (s), one number or one per worker.
-    grace : float or None
-        Seconds from a version's ``count``-th message to its completion; None for none.
-    mix : str or None
-        Whether messages are mixed in ``"before"`` the gradient or ``"beside"`` it.
-    collective, layers, bucket_bytes : str, str and float, or None
-        The all-reduce of a barrier, the network whose layers are sent one by one, and the size of
-        their buckets.
-    """
-
-    name: str = "asynchronous"
-    bound: int | None = None
-    count: int | tuple[int, ...] | None = None
-    limit: int | None = None
-    steps: int | None = None
-    time: float | tuple[float, ...] | None = None
-    grace: float | None = None
-    mix: str | None = None
-    collective: str | None = None
-    layers: str | None = None
-    bucket_bytes: float | None = None
-
-    def __post_init__(self) -> None:
-        names = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
-        for name in (entry.name for entry in fields(self)[1:]):
-            value, argument = getattr(self, name), f"policy {self.name}: {name}"
-            is_optional = name == "grace" or self.name == "barrier"
-            if name not in names:
-                if value is not None:
-                    raise InputError(f"{argument} = {value!r}: it has no such parameter")
-            elif name in _CHECKS and not (value is None and is_optional):
-                object.__setattr__(self, name, self._checked(argument, value, _CHECKS[name]))
-        self._check_collective()
-
-    def _checked(self, argument: str, value: Any, check: Callable[[str, Any], Any]) -> Any:
-        """Return a checked parameter; a list of one entry per worker becomes a tuple."""
-        if self.name == "trials" and isinstance(value, Sequence) and not isinstance(value, str):
+    def checked(argument: str, value: Any) -> Any:
+        if isinstance(value, Sequence) and not isinstance(value, str):
             return tuple(check(argument, entry) for entry in require_list(argument, value))
         return check(argument, value)
 
-    def _check_collective(self) -> None:
-        """Check the all-reduce: a known one, of all workers."""
-        if self.collective is not None:
-            require_choice("policy barrier: collective", self.collective, COLLECTIVES)
-            if self.count is not None:
-                raise InputError(
-                    f"policy barrier: count = {self.count}: an all-reduce has the messages of all "
-                    "workers; leave out count or collective"
-                )
-        if self.layers is not None:
-            require_choice("policy barrier: layers", self.layers, NETWORKS)
-            if self.collective is None:
-                raise InputError(
-                    f"policy barrier: layers = {self.layers!r}: are those of an all-reduce; give "
-                    "collective"
-                )
-        if self.bucket_bytes is not None:
-            require_positive("policy barrier: bucket_bytes", self.bucket_bytes, "bytes")
-            if self.layers is None:
-                raise InputError(
-                    f"policy barrier: bucket_bytes = {self.bucket_bytes!r}: hold layers; give "
-                    "layers"
-                )
+    return checked
 
-    def __str__(self) -> str:
-        arguments = (f"{name}={write(value)}" for name, value in self._arguments().items())
-        return f"{self.name}({', '.join(arguments)})"
+
+class Policy(Value):
+    """A rule for accepting messages and releasing workers.
+
+    Parameters that a policy lacks are None.
+    """
+
+    kind: ClassVar[str] = "policy"
+    lacking: ClassVar[frozenset[str]] = frozenset(
+        ("bound", "count", "limit", "steps", "time", "grace", "mix", "collective")
+    )
+    #: Whether a worker with a buffered message waits for that message's version.
+    waits_for_version: ClassVar[bool] = False
+    #: Whether outdated computations are stopped.
+    stops_computations: ClassVar[bool] = False
+    #: Whether clusters with a server have this policy, and clusters without one.
+    has_server: ClassVar[bool] = True
+    has_peers: ClassVar[bool] = False
 
     @property
     def call(self) -> str:
         """The Python call that returns the policy: the text with quotes."""
-        arguments = (
-            f"{parameter}={json.dumps(value)}" for parameter, value in self._arguments().items()
-        )
+        arguments = (f"{name}={json.dumps(value)}" for name, value in self.arguments.items())
         return f"asyncsim.{self.name}({', '.join(arguments)})"
-
-    @property
-    def waits_for_version(self) -> bool:
-        """Whether a worker with a buffered message waits for that message's version."""
-        return self.name in ("first_of", "barrier")
-
-    @property
-    def stops_computations(self) -> bool:
-        """Whether outdated computations are stopped."""
-        return self.name in ("barrier", "cancel_stale")
 
     @property
     def completes_between_messages(self) -> bool:
@@ -171,64 +70,45 @@ class Policy:
     @property
     def staleness_limit(self) -> int | None:
         """Staleness from which on messages are discarded."""
-        return 1 if self.name == "barrier" else self.limit
+        return self.limit
 
     @property
     def chooses_when_to_reply(self) -> bool:
         """Whether the server delays replies, or sends workers unrequested ones."""
-        return (
-            self.bound is not None
-            or self.waits_for_version
-            or self.stops_computations
-            or self.time is not None
-        )
+        waits = self.bound is not None or self.time is not None
+        return waits or self.waits_for_version or self.stops_computations
 
     def is_met_by(self, policy: "Policy") -> bool:
         """Return whether a method that needs this policy may run under another: where it needs a
         barrier without arguments, any barrier will do.
         """
-        return policy == self or (self == Policy("barrier") and policy.name == "barrier")
+        return policy == self or (self == barrier() and policy.name == "barrier")
 
     def per_version(self, workers: int) -> int:
         """Return the number of messages in a version: the least with a grace window, and the most
         with trials.
         """
-        if self.name == "trials":
-            return sum(self.trials_of(workers))
-        assert not isinstance(self.count, tuple)
-        return workers if self.name == "barrier" and self.count is None else self.count or 1
-
-    def trials_of(self, workers: int) -> tuple[int, ...]:
-        """Return the trials of each worker in a round of the policy `trials`."""
-        assert self.count is not None
-        return self.count if isinstance(self.count, tuple) else (self.count,) * workers
+        return self.count or 1
 
     def trial_times(self, workers: int) -> tuple[float, ...] | None:
         """Return the duration of each worker's trials (s); None under the other policies."""
-        if self.time is None or isinstance(self.time, tuple):
-            return self.time
-        return (self.time,) * workers
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values: the name and the parameters in use."""
-        return {"name": self.name, **self._arguments()}
-
-    def _arguments(self) -> dict[str, Any]:
-        values = {parameter: getattr(self, parameter) for parameter in _PARAMETERS[self.name]}
-        return {parameter: value for parameter, value in values.items() if value is not None}
+        return None
 
 
-def asynchronous() -> Policy:
-    """Return the policy without waiting.
+@dataclass(frozen=True)
+class asynchronous(Policy):
+    """The policy without waiting.
 
     A server applies every message at the end of its service, whatever its staleness. Without a
     server a worker takes up all arrived messages when it starts a computation.
     """
-    return Policy("asynchronous")
+
+    has_peers = True
 
 
-def bounded_staleness(bound: int) -> Policy:
-    """Return stale synchronous parallel: no worker is more than ``bound`` commits ahead of the
+@dataclass(frozen=True)
+class bounded_staleness(Policy):
+    """Stale synchronous parallel: no worker is more than ``bound`` commits ahead of the
     slowest.
 
     Every message is applied and makes a version. A worker's clock counts its commits. After a
@@ -247,11 +127,13 @@ def bounded_staleness(bound: int) -> Policy:
     Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter
     server", section 2.
     """
-    return Policy("bounded_staleness", bound=bound)
+
+    bound: Natural
 
 
-def buffered(count: int, grace: float | str | None = None) -> Policy:
-    """Return the policy by which ``count`` messages of any workers make a version, without waits.
+@dataclass(frozen=True)
+class buffered(Policy):
+    """The policy by which ``count`` messages of any workers make a version, without waits.
 
     K-batch-async (Dutta et al.), FedBuff, and n-softsync with ``count = workers // n``. A worker
     may contribute several messages to a version. Its next read is of the newest version, which may
@@ -272,11 +154,14 @@ def buffered(count: int, grace: float | str | None = None) -> Policy:
     et al. 2022, arXiv 2106.06639, algorithm 1; Douillard et al. 2026, arXiv 2604.21428 (the grace
     window).
     """
-    return Policy("buffered", count=count, grace=grace)  # type: ignore[arg-type]  # as text
+
+    count: Count
+    grace: Seconds | None = None
 
 
-def first_of(count: int, grace: float | str | None = None) -> Policy:
-    """Return K-async: the first ``count`` workers make a version and wait; the others compute on.
+@dataclass(frozen=True)
+class first_of(Policy):
+    """K-async: the first ``count`` workers make a version and wait; the others compute on.
 
     ``grace``: see `buffered`; the version is complete earlier once it has a message of every
     worker. With ``first_of(1, grace)`` the server waits after the first arrival and averages all
@@ -287,16 +172,15 @@ def first_of(count: int, grace: float | str | None = None) -> Policy:
     Dutta et al. 2018, "Slow and stale gradients can win the race", arXiv 1803.01113; Liu et al.
     2024, arXiv 2401.09135 (the grace period).
     """
-    return Policy("first_of", count=count, grace=grace)  # type: ignore[arg-type]  # as text
+
+    count: Count
+    grace: Seconds | None = None
+    waits_for_version = True
 
 
-def barrier(
-    count: int | None = None,
-    collective: str | None = None,
-    layers: str | None = None,
-    bucket_bytes: float | None = None,
-) -> Policy:
-    """Return K-sync: all start from one version, the first ``count`` make the next, the others are
+@dataclass(frozen=True)
+class barrier(Policy):
+    """K-sync: all start from one version, the first ``count`` make the next, the others are
     stopped.
 
     Without a count the server waits for all workers: synchronous SGD. With a count this is also
@@ -315,12 +199,6 @@ def barrier(
         `asyncsim.clusters.collectives.COLLECTIVES`. A round lasts until the slowest has computed,
         plus `asyncsim.clusters.collectives.collective_time` of the cluster's message, bandwidth and
         latency.
-    layers : str, optional
-        ``"vgg_a"`` or ``"resnet50"``: the message has the layers of that network, which are sent as
-        soon as their gradients are computed; only the time that the mean computation does not hide
-        remains; see `asyncsim.clusters.collectives.exposed_time`.
-    bucket_bytes : float, optional
-        The layers are sent in buckets of this many bytes, as in PyTorch's DistributedDataParallel.
 
     Notes
     -----
@@ -333,13 +211,32 @@ def barrier(
     Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv 1604.00981; Dutta et al. 2018, arXiv
     1803.01113.
     """
-    return Policy(
-        "barrier", count=count, collective=collective, layers=layers, bucket_bytes=bucket_bytes
-    )
+
+    count: Count | None = None
+    collective: Annotated[str, functools.partial(require_choice, choices=COLLECTIVES)] | None = None
+    waits_for_version = stops_computations = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.collective is not None and self.count is not None:
+            raise InputError(
+                f"policy barrier: count = {self.count}: an all-reduce has the messages of all "
+                "workers; leave out count or collective"
+            )
+
+    @property
+    def staleness_limit(self) -> int:
+        """Staleness from which on messages are discarded."""
+        return 1
+
+    def per_version(self, workers: int) -> int:
+        """Return the number of messages in a version."""
+        return self.count or workers
 
 
-def discard_stale(limit: int, count: int = 1) -> Policy:
-    """Return the policy that discards messages of staleness ``limit`` or more.
+@dataclass(frozen=True)
+class discard_stale(Policy):
+    """The policy that discards messages of staleness ``limit`` or more.
 
     ``count`` other messages make a version.
 
@@ -352,11 +249,14 @@ def discard_stale(limit: int, count: int = 1) -> Policy:
     Tyurin and Richtarik 2023, arXiv 2305.12387 (Rennala); Maranjyan, Tyurin and Richtarik 2025,
     arXiv 2501.16168 (Ringmaster, the variant that ignores old gradients).
     """
-    return Policy("discard_stale", limit=limit, count=count)
+
+    limit: Count
+    count: Count = 1
 
 
-def cancel_stale(limit: int, count: int = 1) -> Policy:
-    """Return `discard_stale` with stops: a computation whose delay reaches ``limit`` is stopped at
+@dataclass(frozen=True)
+class cancel_stale(Policy):
+    """`discard_stale` with stops: a computation whose delay reaches ``limit`` is stopped at
     that instant.
 
     Ringmaster ASGD with stops is ``cancel_stale(limit)``; K-batch-sync (Dutta et al.) and the
@@ -367,11 +267,15 @@ def cancel_stale(limit: int, count: int = 1) -> Policy:
     Maranjyan, Tyurin and Richtarik 2025, arXiv 2501.16168 (Ringmaster, the variant that stops
     computations).
     """
-    return Policy("cancel_stale", limit=limit, count=count)
+
+    limit: Count
+    count: Count = 1
+    stops_computations = True
 
 
-def rounds() -> Policy:
-    """Return Ringleader's rounds, in which every worker makes one version.
+@dataclass(frozen=True)
+class rounds(Policy):
+    """Ringleader's rounds, in which every worker makes one version.
 
     A round first collects: messages are buffered until there is at least one of every worker, and
     the message that completes the table makes the round's first version. Then each other worker's
@@ -383,11 +287,11 @@ def rounds() -> Policy:
     ----------
     Maranjyan and Richtarik 2025, "Ringleader ASGD", arXiv 2509.22860, algorithm 1.
     """
-    return Policy("rounds")
 
 
-def buckets(count: int) -> Policy:
-    """Return BASGD's buckets: a version is made once each bucket has a message; workers never wait.
+@dataclass(frozen=True)
+class buckets(Policy):
+    """BASGD's buckets: a version is made once each bucket has a message; workers never wait.
 
     Worker ``s`` puts its messages into bucket ``s mod count``. The message into the last empty
     bucket makes a version of all messages, and the buckets are emptied. ``count``: at most the
@@ -398,11 +302,13 @@ def buckets(count: int) -> Policy:
     Yang and Li 2021, "BASGD: buffered asynchronous SGD for Byzantine learning", arXiv 2003.00937,
     algorithm 2.
     """
-    return Policy("buckets", count=count)
+
+    count: Count
 
 
-def trials(time: float | str | Sequence[float], count: int | Sequence[int] = 1) -> Policy:
-    """Return MindFlayer's rounds of trials: computations that last too long are cut.
+@dataclass(frozen=True)
+class trials(Policy):
+    """MindFlayer's rounds of trials: computations that last too long are cut.
 
     All workers start a round from one version, and each makes ``count`` trials. A computation that
     would last longer than ``time`` is cut then ("cancelled"), and its worker starts the next trial
@@ -431,11 +337,32 @@ def trials(time: float | str | Sequence[float], count: int | Sequence[int] = 1) 
     Maranjyan, Shaikh Omar and Richtarik 2025, "MindFlayer SGD: efficient parallel SGD in the
     presence of heterogeneous and random worker compute times", arXiv 2410.04285.
     """
-    return Policy("trials", time=time, count=count)  # type: ignore[arg-type]  # lists and texts
+
+    time: Annotated[Any, _by_worker(functools.partial(positive, units=SECONDS))]
+    count: Annotated[Any, _by_worker(require_count)] = 1
+
+    def per_version(self, workers: int) -> int:
+        """Return the largest number of messages in a version."""
+        return sum(self.trials_of(workers))
+
+    def trials_of(self, workers: int) -> tuple[int, ...]:
+        """Return the trials of each worker in a round."""
+        return self.count if isinstance(self.count, tuple) else (self.count,) * workers
+
+    def trial_times(self, workers: int) -> tuple[float, ...]:
+        """Return the duration of each worker's trials (s)."""
+        return self.time if isinstance(self.time, tuple) else (self.time,) * workers
 
 
-def neighbours(mix: str = "before") -> Policy:
-    """Return the barrier among neighbours, on clusters without a server.
+class _OfPeers(Policy):
+    """A policy of clusters without a server."""
+
+    has_server, has_peers = False, True
+
+
+@dataclass(frozen=True)
+class neighbours(_OfPeers):
+    """The barrier among neighbours, on clusters without a server.
 
     A worker's round takes up its neighbours' messages from their previous round, and waits for
     them. Workers that are not neighbours may be rounds apart.
@@ -454,11 +381,13 @@ def neighbours(mix: str = "before") -> Policy:
     1705.09056 (D-PSGD); Assran, Loizou, Ballas and Rabbat 2019, "Stochastic gradient push", arXiv
     1811.10792.
     """
-    return Policy("neighbours", mix=mix)
+
+    mix: Literal["before", "beside"] = "before"
 
 
-def overlap(steps: int) -> Policy:
-    """Return the policy of overlap SGP, without a server: a message may be ``steps`` rounds late.
+@dataclass(frozen=True)
+class overlap(_OfPeers):
+    """The policy of overlap SGP, without a server: a message may be ``steps`` rounds late.
 
     When a worker starts a computation it takes up all arrived messages. It waits for messages that
     were sent to it ``steps`` or more rounds before its last completed round: with 1, from its
@@ -468,11 +397,13 @@ def overlap(steps: int) -> Policy:
     ----------
     Assran, Loizou, Ballas and Rabbat 2019, arXiv 1811.10792, algorithm 2.
     """
-    return Policy("overlap", steps=steps)
+
+    steps: Count
 
 
-def handshake() -> Policy:
-    """Return the policy of AD-PSGD, without a server: workers average in pairs.
+@dataclass(frozen=True)
+class handshake(_OfPeers):
+    """The policy of AD-PSGD, without a server: workers average in pairs.
 
     After a gradient a worker averages with a random neighbour. The exchange is atomic: it locks
     both replicas from its start to its end, when both become their mean and the gradient is
@@ -486,39 +417,20 @@ def handshake() -> Policy:
     ----------
     Lian, Zhang, Zhang and Liu 2018, "Asynchronous decentralized parallel SGD", arXiv 1710.06952.
     """
-    return Policy("handshake")
 
 
 #: The policies by their names on the command line.
-POLICIES: Mapping[str, Callable[..., Policy]] = {
+POLICIES: Mapping[str, type[Policy]] = {
     policy.__name__: policy
     for policy in (
-        asynchronous,
-        bounded_staleness,
-        buffered,
-        first_of,
-        barrier,
-        discard_stale,
-        cancel_stale,
-        rounds,
-        buckets,
-        trials,
-        neighbours,
-        overlap,
-        handshake,
+        *(asynchronous, bounded_staleness, buffered, first_of, barrier, discard_stale),
+        *(cancel_stale, rounds, buckets, trials, neighbours, overlap, handshake),
     )
 }
-
-
-def parse_policy(text: str) -> Policy:
-    """Parse a policy: ``"bounded_staleness(3)"``, ``"discard_stale(limit=4, count=2)"``.
-
-    ``str(policy)`` is such a text. Brackets without parameters may be left out; times may have
-    units, as in ``"trials(200 ms)"``.
-    """
-    return called("policy", text, POLICIES, units=True)
+#: The names of those that clusters without a server have.
+WITHOUT_SERVER = tuple(name for name, policy in POLICIES.items() if policy.has_peers)
 
 
 def as_policy(value: Any) -> Policy:
-    """Convert a policy or its text to a policy."""
+    """Convert a policy or its text, with units as in ``"trials(200 ms)"``, to a policy."""
     return from_text("policy", value, Policy, POLICIES, "asyncsim.", "asynchronous()")

@@ -7,114 +7,81 @@ makes a version. The staleness of a sample is the number of versions between the
 started with and the version that its update starts from.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from asyncsim.base.calls import called, form_of, write
-from asyncsim.base.errors import (
-    InputError,
-    require_choice,
-    require_count,
-    require_memory,
-    require_nonnegative,
-)
-from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
+from asyncsim.base.calls import called, from_text
+from asyncsim.base.declared import Count, Natural, NonNegative, Value
+from asyncsim.base.errors import InputError, require_memory
+from asyncsim.clusters.laws import Constant, Law, as_law
 from asyncsim.clusters.workers import WORKER_BYTES
 
-#: The units in which a free slot may begin work.
-SUBMITS = ("rollout", "group", "batch")
-#: The orders in which groups reach a learner.
-ORDERS = ("finished", "started")
-#: The moments at which a slot takes up a new version.
-UPDATES = ("start", "in_flight", "abort_and_resume")
-#: The samples that start again when a slot fails.
-RETRIES = ("sample", "group")
 _AT_ONCE = Constant(0.0)
 
-#: The parameter of each queue and its least value.
-_PARAMETERS: dict[str, tuple[str, int] | None] = {
-    "pace": ("eta", 0),
-    "drop_oldest": ("batches", 1),
-    "discard": ("limit", 0),
-    "keep": None,
-}
+
+class Queue(Value):
+    """The rule by which finished groups wait for a learner. Parameters that it lacks are None."""
+
+    kind: ClassVar[str] = "queue"
+    lacking: ClassVar[frozenset[str]] = frozenset(("eta", "batches", "limit"))
 
 
 @dataclass(frozen=True)
-class Queue:
-    """A queue between slots and learners; made by the function of the same name.
-
-    Attributes
-    ----------
-    name : str
-    eta : int or None
-        Batches that may be open beyond the one that the learner works on.
-    batches : int or None
-        Finished batches that may wait.
-    limit : int or None
-        Largest staleness (versions) of a sample that a learner accepts.
-    """
-
-    name: str
-    eta: int | None = None
-    batches: int | None = None
-    limit: int | None = None
-
-    def __post_init__(self) -> None:
-        parameter = _PARAMETERS[require_choice("queue", self.name, _PARAMETERS)]
-        for name in ("eta", "batches", "limit"):
-            value = getattr(self, name)
-            if parameter is not None and name == parameter[0]:
-                count = require_count(f"queue {self.name}: {name}", value, parameter[1])
-                object.__setattr__(self, name, count)
-            elif value is not None:
-                raise InputError(f"queue {self.name}: {name} = {value!r}: it has no such parameter")
-
-    def __str__(self) -> str:
-        parameter = _PARAMETERS[self.name]
-        value = "" if parameter is None else f"{parameter[0]}={getattr(self, parameter[0])}"
-        return f"{self.name}({value})"
-
-
-def pace(eta: int) -> Queue:
+class pace(Queue):
     """Start no sample while ``(eta + 1) * batch`` samples are open.
 
     A sample is open from its start until the version that was trained on it reaches the slots.
     While the window is full the mean staleness is exactly ``eta``; ``pace(0)`` is synchronous
     training. AReaL (2505.24298) bounds staleness this way.
     """
-    return Queue("pace", eta=eta)
+
+    eta: Natural
 
 
-def drop_oldest(batches: int) -> Queue:
+@dataclass(frozen=True)
+class drop_oldest(Queue):
     """Drop the oldest finished group when more than ``batches`` batches of samples wait."""
-    return Queue("drop_oldest", batches=batches)
+
+    batches: Count
 
 
-def discard(limit: int) -> Queue:
+@dataclass(frozen=True)
+class discard(Queue):
     """Discard a group once a sample in it would be trained at a staleness above ``limit``.
 
     A learner judges a batch when it takes it; of several learners, the others may make versions
     before its update.
     """
-    return Queue("discard", limit=limit)
+
+    limit: Natural
 
 
-def keep() -> Queue:
+@dataclass(frozen=True)
+class keep(Queue):
     """Keep all finished groups, however long they wait."""
-    return Queue("keep")
 
 
 #: The queues by name.
-QUEUES: Mapping[str, Callable[..., Queue]] = {
+QUEUES: Mapping[str, type[Queue]] = {
     queue.__name__: queue for queue in (pace, drop_oldest, discard, keep)
 }
 
 
+def as_queue(argument: str, value: Any) -> Queue:
+    """Return a queue from itself or its text; raise InputError for anything else."""
+    return from_text(argument, value, Queue, QUEUES, "asyncsim.", "pace(4)")
+
+
+def _as_length(argument: str, value: Any) -> Law:
+    law = as_law(argument, value)
+    if not 0 < law.mean < float("inf"):
+        raise InputError(f"{argument} = {law}: must have a mean above zero and finite")
+    return law
+
+
 @dataclass(frozen=True)
-class Rollouts:
+class Rollouts(Value):
     """Slots that generate samples, and the queue that takes these to the learners.
 
     Attributes
@@ -143,14 +110,6 @@ class Rollouts:
         Seconds to read one second's worth of a sample again after a version changed amid it.
     transfer : Law
         Seconds from an update to the arrival of its version at the slots.
-    publish : int
-        Every how many updates a version is sent to the slots.
-    retry : {"sample", "group"}
-        What starts again when a slot crashes: its sample, or the whole group.
-    far_slots : int
-        The number of slots at another site than the learner, the last ones.
-    far_latency : Law
-        Seconds more that a version takes to these slots, and a finished sample from them.
 
     Raises
     ------
@@ -159,74 +118,21 @@ class Rollouts:
         group; a parameter that is none of the above.
     """
 
-    slots: int
-    length: Law
-    group: int = 1
-    batch: int = 1
-    submit: str = "rollout"
-    consume: str = "finished"
-    queue: Queue = Queue("pace", eta=1)
-    updates: str = "start"
-    prefill: float = 0.0
-    transfer: Law = _AT_ONCE
-    publish: int = 1
-    retry: str = "sample"
-    far_slots: int = 0
-    far_latency: Law = _AT_ONCE
-
-    if TYPE_CHECKING:  # the arguments; the fields hold checked values
-
-        def __init__(
-            self,
-            slots: int,
-            length: LawLike,
-            group: int = 1,
-            batch: int = 1,
-            submit: str = "rollout",
-            consume: str = "finished",
-            queue: Queue | str = "pace(1)",
-            updates: str = "start",
-            prefill: float = 0.0,
-            transfer: LawLike = 0.0,
-            publish: int = 1,
-            retry: str = "sample",
-            far_slots: int = 0,
-            far_latency: LawLike = 0.0,
-        ): ...
+    slots: Count
+    length: Annotated[Law, _as_length]
+    group: Count = 1
+    batch: Count = 1
+    submit: Literal["rollout", "group", "batch"] = "rollout"
+    consume: Literal["finished", "started"] = "finished"
+    queue: Annotated[Queue, as_queue] = pace(1)
+    updates: Literal["start", "in_flight", "abort_and_resume"] = "start"
+    prefill: NonNegative = 0.0
+    transfer: Annotated[Law, as_law] = _AT_ONCE
+    kind: ClassVar[str] = "rollouts"
 
     def __post_init__(self) -> None:
-        def store(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
-
-        for name in ("slots", "group", "batch", "publish"):
-            store(name, require_count(f"rollouts: {name}", getattr(self, name)))
+        super().__post_init__()
         require_memory(f"slots = {self.slots}", "a cluster of so many", self.slots * WORKER_BYTES)
-        for name, choices in (
-            ("submit", SUBMITS),
-            ("consume", ORDERS),
-            ("updates", UPDATES),
-            ("retry", RETRIES),
-        ):
-            require_choice(f"rollouts: {name}", getattr(self, name), choices)
-        store("length", _as_length(self.length))
-        store("transfer", as_law("rollouts: transfer", self.transfer))
-        store("prefill", require_nonnegative("rollouts: prefill", self.prefill))
-        store("queue", as_queue(self.queue))
-        store("far_latency", as_law("rollouts: far_latency", self.far_latency))
-        if require_count("rollouts: far_slots", self.far_slots, 0) > self.slots:
-            raise InputError(
-                f"rollouts: far_slots = {self.far_slots}: must be at most slots = {self.slots}"
-            )
-        if self.far_slots and self.updates == "abort_and_resume":
-            raise InputError(
-                "rollouts: updates = 'abort_and_resume': not simulated for slots at another site; "
-                "give 'in_flight', or leave far_slots out"
-            )
-        if not self.far_slots and self.far_latency != _AT_ONCE:
-            raise InputError(
-                f"rollouts: far_latency = {self.far_latency}: no slot is far; give far_slots as "
-                "well"
-            )
         if self.batch % self.group:
             raise InputError(
                 f"rollouts: batch = {self.batch}: is no multiple of group = {self.group}, and "
@@ -244,29 +150,10 @@ class Rollouts:
         """Samples that begin together, if enough slots are free."""
         return {"rollout": 1, "group": self.group, "batch": self.batch}[self.submit]
 
-    def __str__(self) -> str:
-        texts = (
-            f"{field.name}={value if isinstance(value, Law | Queue) else write(value)}"
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        )
-        return f"rollouts({', '.join(texts)})"
-
-
-def as_queue(value: Any) -> Queue:
-    """Return a queue from itself or its text.
-
-    Raises
-    ------
-    InputError
-        Neither a queue nor the text of one.
-    """
-    if isinstance(value, str):
-        return called("rollouts: queue", value, QUEUES)
-    if not isinstance(value, Queue):
-        hint = f"; call it, {form_of(value)}" if value in QUEUES.values() else ""
-        raise InputError(f"rollouts: queue = {value!r}: must be a queue, pace(4) for example{hint}")
-    return value
+    @property
+    def subject(self) -> str:
+        """The name in error messages."""
+        return self.kind
 
 
 def as_rollouts(value: Any) -> Rollouts:
@@ -284,10 +171,3 @@ def as_rollouts(value: Any) -> Rollouts:
             f"rollouts = {value!r}: must be asyncsim.Rollouts(slots=..., length=..., batch=...)"
         )
     return value
-
-
-def _as_length(value: Any) -> Law:
-    law = as_law("rollouts: length", value)
-    if not 0 < law.mean < float("inf"):
-        raise InputError(f"rollouts: length = {law}: must have a mean above zero and finite")
-    return law

@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from asyncsim.base.console import number_text
 from asyncsim.drawing import layout, look
 from asyncsim.replays.run import Run, flat
 
@@ -345,8 +344,6 @@ def draw_along(
         add_steps(panels[0], steady, steps)
     if not rising:
         mark_beyond(panels[0], curves, labels, "time")
-        mark_below(panels[0], curves, labels, "time")
-    mark_after(panels[0], curves, labels, rising)
     return figure, panels
 
 
@@ -416,39 +413,6 @@ def draw_target(axes: Axes, options: Mapping[str, Any], quantity: str = "train_l
         axes.axhline(target, color=look.BLACK, linewidth=0.6, zorder=0, label="target")
 
 
-def coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
-    """Group the curves that hide each other: their points agree to a thousandth."""
-    groups: list[list[str]] = []
-    for name, curve in curves.items():
-        for group in groups:
-            first = curves[group[0]]
-            if len(first.mean) == len(curve.mean) and all(
-                np.allclose(reference, candidate, rtol=1e-3, atol=0, equal_nan=True)
-                for reference, candidate in zip(first[:3], curve[:3], strict=True)
-            ):
-                group.append(name)
-                break
-        else:
-            groups.append([name])
-    return [group for group in groups if len(group) > 1]
-
-
-def coincidences(curves: Mapping[str, Curve], labels: Mapping[str, str]) -> list[str]:
-    """Describe which curves hide each other, for a title."""
-    groups = [[labels[name] for name in group] for group in coinciding(curves)]
-    return [f"{', '.join(group[:-1])} and {group[-1]} coincide" for group in groups]
-
-
-def coincident_lines(axes: Axes) -> list[str]:
-    """Describe which labelled lines of axes hide each other, for a title."""
-    lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    curves = {}
-    for line in lines:
-        x, y = (np.asarray(values, np.float64) for values in line.get_data())
-        curves[str(line.get_label())] = Curve(x, x, y, y, y, [])
-    return coincidences(curves, {name: name for name in curves})
-
-
 def add_steps(axes: Axes, steady: tuple[float, float], label: str = ALONG["step"]) -> None:
     """Add an axis of steps on top of the axis of time; see `steady_time`."""
     per_step, zero = steady
@@ -462,7 +426,7 @@ def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
     """Choose scale and limits for losses: logarithmic if all means are positive, cut far above the
     first.
 
-    Bands are in view unless they lie far below the means; `mark_below` notes their depth.
+    Bands are in view unless they lie far below the means.
     """
     curves = list(curves)
     means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in curves])
@@ -491,7 +455,7 @@ def log_limits(
 ) -> tuple[float, float]:
     """Choose limits of a logarithmic axis that shows the curves' positive means and their bands.
 
-    Bands far below the means are cut; `mark_below` notes their depth. ``among``: further values to
+    Bands far below the means are cut. ``among``: further values to
     show, at least one if no mean is positive. ``room``: factor by which the axis extends beyond.
     """
     curves = list(curves)
@@ -527,63 +491,6 @@ def mark_beyond(
             text, (last, top), (offset, -4 - 9 * rows), textcoords="offset points", **style
         )
         rows += 1
-
-
-def mark_below(
-    axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str
-) -> None:
-    """Note the minimum of each band that leaves the axes at the bottom, between their left and
-    right limits.
-    """
-    (begin, end), bottom, rows = axes.get_xlim(), axes.get_ylim()[0], 0
-    for name, appearance in look.looks(curves).items():
-        x = _along(curves[name], against)
-        lowest = np.nanmin(curves[name].low[(begin <= x) & (x <= end)], initial=np.inf)
-        if lowest >= bottom:
-            continue
-        text = f"\u2193 {labels[name]}, some seed down to {lowest:.0e}".replace(" 0e+00", " 0")
-        style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": appearance.color}
-        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        axes.annotate(text, (0, 0), (3, 2 + 9 * rows), **place, **style)
-        rows += 1
-
-
-def mark_after(
-    axes: Axes,
-    curves: Mapping[str, Curve],
-    labels: Mapping[str, str],
-    rising: bool = False,
-    against: str = "time",
-    unit: str = "s",
-) -> None:
-    """Note the end of each curve that continues beyond the right end of the axes.
-
-    If all do, one note has their range. ``rising``: the curves rise, so that there is room at the
-    bottom. ``against``: ``"time"`` or ``"step"``, in ``unit``.
-    """
-    end, appearances = axes.get_xlim()[1], look.looks(curves)
-    text_of = number_text if against == "time" else "{:,.0f}".format
-    last = {
-        name: float(np.nanmax(_along(curves[name], against), initial=0.0)) for name in appearances
-    }
-    notes = [
-        (f"{labels[name]} ends at {text_of(last[name])} {unit}", appearance.color)
-        for name, appearance in appearances.items()
-        if last[name] > 1.001 * end
-    ]
-    if len(notes) == len(appearances) > 1:
-        ends = dict.fromkeys(text_of(place) for place in (min(last.values()), max(last.values())))
-        notes = [(f"all end at {' to '.join(ends)} {unit}", look.BLACK)]
-    for row, (text, color) in enumerate(notes):
-        style: dict[str, Any] = {
-            "ha": "right",
-            "va": "bottom" if rising else "top",
-            "fontsize": 7,
-            "color": color,
-        }
-        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        corner, away = ((1, 0), 4 + 9 * row) if rising else ((1, 1), -4 - 9 * row)
-        axes.annotate(text, corner, (-3, away), **place, **style)
 
 
 def _along(curve: Curve, against: str) -> np.ndarray:

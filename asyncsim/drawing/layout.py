@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
-from matplotlib.transforms import ScaledTranslation
 
 from asyncsim.base.console import LEAST_SHARE, number_text, wrapped
-from asyncsim.drawing.look import SINGLE, TITLE, TITLE_LINE_HEIGHT, text_scale
+from asyncsim.drawing.look import SINGLE, TITLE, TITLE_LINE_HEIGHT
 
 #: Characters of a title across a single column.
 _TITLE_WIDTH = 50
@@ -53,13 +52,13 @@ def legend_below(
         handles, labels = [handles[i] for i in rest], [labels[i] for i in rest]
     if not labels:
         return
-    width = figure.get_figwidth() / text_scale()
+    width = figure.get_figwidth()
     longest = max(map(len, labels))
     columns = max(1, min(columns, int(width / (_LETTER * longest + _LEGEND_HANDLE))))
     labels = [wrapped(label, (width - _LEGEND_HANDLE) / _LETTER) for label in labels]
     rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
     extra_rows = rows - _LEGEND_ROWS
-    extra_height = text_scale() * _LEGEND_ROW_HEIGHT * max(0, extra_rows)
+    extra_height = _LEGEND_ROW_HEIGHT * max(0, extra_rows)
     figure.set_figheight(figure.get_figheight() + extra_height)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
@@ -71,7 +70,7 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
     end, bounds = axes.get_xlim()[1], np.array(axes.get_ylim())
     scale, figure = axes.yaxis.get_transform(), _figure_of(axes)
     low, high = scale.transform(bounds)
-    gap = _LABEL_HEIGHT * text_scale() / (_PANEL_SHARE * figure.get_figheight())
+    gap = _LABEL_HEIGHT / (_PANEL_SHARE * figure.get_figheight())
     curves, heights = [], []
     for number, handle in enumerate(handles):
         if not isinstance(handle, Line2D) or handle.get_transform() != axes.transData:
@@ -96,7 +95,7 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
     if (
         len(curves) > _LABELLED_ENDS
         or np.ptp(moved) > 2 * gap
-        or _LETTER * longest > _LABEL_SHARE * figure.get_figwidth() / text_scale()
+        or _LETTER * longest > _LABEL_SHARE * figure.get_figwidth()
     ):
         return list(range(len(handles)))
     for place, i in zip(places, order, strict=True):
@@ -125,7 +124,7 @@ def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper
     """
     handles, labels = axes.get_legend_handles_labels()
     extent, dpi = axes.get_window_extent(), _figure_of(axes).dpi
-    width = extent.width / dpi / text_scale() - _LEGEND_HANDLE
+    width = extent.width / dpi - _LEGEND_HANDLE
     labels = [wrapped(label, max(width / _LETTER, _LEAST_LETTERS)) for label in labels]
     lines = len(labels) + sum(label.count("\n") for label in labels)
     room = (0.135 * lines + 0.05) / max(0.8 * extent.height / dpi, 0.5)
@@ -137,17 +136,6 @@ def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper
         )
     )
     axes.legend(handles, labels, loc=loc)
-
-
-def legend_under(axes: Axes, label: float = 0.4) -> None:
-    """Add a legend under axes and their horizontal label (``label`` inches high); the figure grows.
-
-    For axes with meaningful limits, which `legend_inside` must not move.
-    """
-    figure, (handles, _) = _figure_of(axes), axes.get_legend_handles_labels()
-    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * len(handles))
-    below = ScaledTranslation(0, -label, figure.dpi_scale_trans)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=axes.transAxes + below)
 
 
 def stacked_bars(
@@ -232,7 +220,7 @@ def title(figure: Any, text: str, width: float | None = None) -> None:
     For many lines the figure grows. Its parts are rows of equal height.
     """
     root = figure.get_figure(root=True)
-    inches = min(root.get_figwidth(), width or np.inf) / text_scale()
+    inches = min(root.get_figwidth(), width or np.inf)
     wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
     parts = [figure] if figure is root else root.subfigs
     _make_room(root, wrapped_text, [part.get_suptitle() for part in parts], len(parts))
@@ -244,7 +232,7 @@ def panel_title(axes: Axes, text: str) -> None:
     place: Any = axes.get_subplotspec()  # there is one, as all axes here come from `new_figure`
     figure = _figure_of(axes)
     inches = figure.get_figwidth() / place.get_gridspec().ncols - _SIDE_MARGIN
-    wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE / text_scale())
+    wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
     side = matplotlib.rcParams["axes.titlelocation"]
     _make_room(
         figure,
@@ -262,7 +250,7 @@ def _make_room(figure: Figure, title_text: str, neighbours: Iterable[str], rows:
     """Make every row of a figure taller for a title, unless its neighbours' titles have done so."""
     lines = [1 + text.count("\n") for text in (title_text, *neighbours)]
     extra_lines = lines[0] - max([_TITLE_LINES, *lines[1:]])
-    extra_height = rows * text_scale() * TITLE_LINE_HEIGHT * max(0, extra_lines)
+    extra_height = rows * TITLE_LINE_HEIGHT * max(0, extra_lines)
     figure.set_figheight(figure.get_figheight() + extra_height)
 
 

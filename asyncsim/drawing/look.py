@@ -16,11 +16,10 @@ import itertools
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -34,7 +33,6 @@ from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import (
     FixedFormatter,
-    FuncFormatter,
     LogFormatter,
     LogLocator,
     MaxNLocator,
@@ -251,115 +249,49 @@ def style() -> AbstractContextManager[Any]:
     return matplotlib.style.context(["default", _STYLE])
 
 
-class Appearance(NamedTuple):
-    """The reader's choices for the figures inside `appearance`."""
-
-    width: float | None = None  #: of every figure (inches)
-    scale: float = 1.0  #: of all text
-    labels: Mapping[str, str] = MappingProxyType({})  #: replacements of texts
-    texts: frozenset[str] | set[str] = frozenset()  #: all texts of the drawn figures
-
-
-_APPEARANCE: ContextVar[Appearance | None] = ContextVar("appearance", default=None)
+#: The width that the reader chose for every figure inside `appearance` (inches).
+_WIDTH: ContextVar[float | None] = ContextVar("width", default=None)
 
 
 @contextlib.contextmanager
-def appearance(
-    width: float | None = None,
-    font_size: float | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> Iterator[Appearance]:
-    """Let the figures that are created inside have another width, font size and other texts.
-
-    Parameters
-    ----------
-    width : float, optional
-        Inches, from 1 to 20. Heights stay.
-    font_size : float, optional
-        Points, from 4 to 24, of axis labels; other text grows in proportion. The style has 8.
-    labels : dict, optional
-        New texts by the texts that they replace: labels of lines and axes, names beside an axis,
-        titles.
+def appearance(width: float | None = None) -> Iterator[None]:
+    """Let the figures that are created inside have another width: inches, from 1 to 20. Heights
+    stay.
 
     Raises
     ------
     InputError
-        A number outside its range.
+        A width outside its range.
     """
-    outer = _APPEARANCE.get() or Appearance()
-    for name, value, low, high in (("width", width, 1, 20), ("font_size", font_size, 4, 24)):
-        if value is not None and not low <= require_positive(name, value) <= high:
-            unit = "inches" if name == "width" else "points"
-            raise InputError(f"{name} = {value:g}: must be from {low} to {high} {unit}")
-    chosen = Appearance(
-        outer.width if width is None else width,
-        outer.scale if font_size is None else font_size / _FONT_SIZE,
-        dict(outer.labels if labels is None else labels),
-        set(),
-    )
-    token = _APPEARANCE.set(chosen)
+    if width is not None and not 1 <= require_positive("width", width) <= 20:
+        raise InputError(f"width = {width:g}: must be from 1 to 20 inches")
+    token = _WIDTH.set(_WIDTH.get() if width is None else width)
     try:
-        yield chosen
+        yield
     finally:
-        _APPEARANCE.reset(token)
-
-
-def text_scale() -> float:
-    """Return the size of text relative to the style's."""
-    return (_APPEARANCE.get() or Appearance()).scale
+        _WIDTH.reset(token)
 
 
 class LiteralFigure(Figure):
-    """A figure with the reader's `appearance`.
+    """A figure with the reader's width (see `appearance`).
 
     Text with invalid mathematics, for instance a method ``x$_$y``, is drawn literally.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._appearance = _APPEARANCE.get() or Appearance()
-        if self._appearance.width is not None:
-            self.set_figwidth(self._appearance.width)
+        if (width := _WIDTH.get()) is not None:
+            self.set_figwidth(width)
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure after switching off mathematics in texts that matplotlib cannot parse."""
         for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
             if isinstance(axis.get_major_formatter(), FixedFormatter | StrCategoryFormatter):
                 axis.get_ticklabels()  # names beside an axis become texts only now
-        self._appear()
         for text in self.findobj(Text):
             if not _is_drawable(text.get_text()):
                 text.set_parse_math(False)
         super().draw(renderer)
-
-    def _appear(self) -> None:
-        """Scale and replace the texts, once."""
-        _, scale, labels, texts = self._appearance
-        self._appearance = Appearance()
-        if scale == 1 and not labels:
-            return
-        in_ticks = set()
-        for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
-            names, formatter = axis.get_ticklabels(which="both"), axis.get_major_formatter()
-            in_ticks.update(names)
-            if names:  # ticks that are added later have the size, too
-                axis.set_tick_params("both", labelsize=scale * float(names[0].get_fontsize()))
-            if isinstance(formatter, FuncFormatter):  # as set_yticks writes names
-                texts |= {name.get_text() for name in names}
-                formatter.func = functools.partial(_replaced, formatter.func, labels)
-        for text in self.findobj(Text):
-            if text not in in_ticks:
-                texts |= {text.get_text()}
-                text.set_fontsize(scale * float(text.get_fontsize()))
-                text.set_text(labels.get(text.get_text(), text.get_text()))
-
-
-def _replaced(
-    names: Callable[..., str], labels: Mapping[str, str], x: float, position: int | None = None
-) -> str:
-    """Return the name at a place of an axis, or the text in its place."""
-    name = names(x, position)
-    return labels.get(name, name)
 
 
 @functools.cache
@@ -391,8 +323,8 @@ def new_figure(
 
 def is_narrow(columns: int) -> bool:
     """Return whether the width that the reader chose is too small for panels side by side."""
-    width = (_APPEARANCE.get() or Appearance()).width
-    return columns > 1 and width is not None and width < _NARROW * columns * text_scale()
+    width = _WIDTH.get()
+    return columns > 1 and width is not None and width < _NARROW * columns
 
 
 def new_grid(
@@ -489,7 +421,7 @@ def save(
         figure.set_figheight(figure.get_figheight() + TITLE_LINE_HEIGHT)
         figure.suptitle(f"{figure.get_suptitle()}\n{collection.remark}".lstrip(), **TITLE)
     engine = figure.get_layout_engine()
-    with style(), _room_for_axes():
+    with style():
         figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
         figure.draw_without_rendering()
     figure.set_layout_engine("none")  # text is wider in one format than in another
@@ -538,26 +470,6 @@ def _first_sentence(function: Callable[..., Any] | None) -> str:
     text = summary_of(getattr(function, "__doc__", None)).partition(". ")[0]
     noun = text.removeprefix("Draw ")
     return "" if noun == text else f"{noun[:1].upper()}{noun[1:].removesuffix('.')}."
-
-
-@contextlib.contextmanager
-def _room_for_axes() -> Iterator[None]:
-    """Raise InputError if the reader's appearance leaves the axes of a figure without room."""
-    chosen = _APPEARANCE.get()
-    if chosen is None:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "constrained_layout not applied")
-        try:
-            yield
-        except UserWarning:
-            size = _FONT_SIZE * chosen.scale
-            width = "" if chosen.width is None else f"width = {chosen.width:g}, "
-            raise InputError(
-                f"{width}font_size = {size:g}: the text leaves the axes no room; give a larger "
-                "width or a smaller font size"
-            ) from None
 
 
 def _without_empty_logarithms(figure: Figure) -> None:

@@ -1,8 +1,8 @@
 """Plots of one trace: staleness, the workers' timeline, the queue; with theory drawn over them.
 
 The functions draw on existing axes, in a notebook or in ``figures/``; none of them simulates.
-`compare` draws several runs, `overview` the figure of `Trace.plot`; `appearance` sets the width,
-the font size and the labels of all figures inside. `asyncsim.drawing.look` has the style of the
+`compare` draws several runs, `overview` the figure of `Trace.plot`; `appearance` sets the width
+of all figures inside. `asyncsim.drawing.look` has the style of the
 paper figures.
 """
 
@@ -26,7 +26,6 @@ from asyncsim.base.errors import (
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     axis_along,
-    coincidences,
     draw_curve,
     evaluation_curve,
     loss_axis,
@@ -69,7 +68,6 @@ def compare(
     labels: Sequence[str] | None = None,
     title: str | None = None,
     width: float | None = None,
-    font_size: float | None = None,
 ) -> Figure:
     """Draw a measure of runs at their evaluations on the same axes: mean and range over the seeds.
 
@@ -87,8 +85,8 @@ def compare(
         One for each run; by default the names of their methods.
     title : str, optional
         By default the problem. The number of seeds follows.
-    width, font_size : float, optional
-        Inches of the figure, and points of its text; see `appearance`.
+    width : float, optional
+        Inches of the figure; see `appearance`.
 
     Raises
     ------
@@ -114,7 +112,7 @@ def compare(
             f"labels: {len(names)} for {counted(len(all_runs), 'run')}; give one for each"
         )
     groups = runs_by_line(list(map(str, names)), all_runs)
-    with look.style(), appearance(width, font_size):
+    with look.style(), appearance(width):
         figure, (axes,) = look.new_figure(look.SINGLE, 2.8)
         curves = {
             name: evaluation_curve(
@@ -139,22 +137,17 @@ def compare(
             str(run.config["problem"]) for run in all_runs if "problem" in run.config
         )
         sizes = [len(group) for group in groups.values()]
-        overlaps = coincidences(
-            curves, {name: line_look.label for name, line_look in looks.items()}
-        )
         first = ", ".join(problems) if title is None else title
-        layout.title(
-            figure, "; ".join([first, over_seeds(max(sizes), fewest=min(sizes)), *overlaps])
-        )
+        layout.title(figure, f"{first}; {over_seeds(max(sizes), fewest=min(sizes))}")
     return figure
 
 
-def overview(trace: Trace, width: float | None = None, font_size: float | None = None) -> Figure:
+def overview(trace: Trace, width: float | None = None) -> Figure:
     """Draw the staleness histogram and the first visits of a trace side by side: `Trace.plot`.
 
-    ``width``, ``font_size``: as in `compare`.
+    ``width``: as in `compare`.
     """
-    with look.style(), appearance(width, font_size):
+    with look.style(), appearance(width):
         figure, (histogram_axes, timeline_axes) = look.new_figure(look.DOUBLE, 2.8, 2)
         staleness_histogram(histogram_axes, trace)
         timeline(timeline_axes, trace, 12)

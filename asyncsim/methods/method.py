@@ -17,7 +17,7 @@ import optax
 from asyncsim.base.declared import Count, Positive, check_fields
 from asyncsim.base.errors import InputError, require_choice, require_positive
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
-from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.clusters.policy import Policy, as_policy
 
 
 def require_rate(argument: str, value: Any) -> Any:
@@ -42,7 +42,7 @@ def require_policy(argument: str, policy: Policy | str | None) -> Policy | None:
             f"policy = {policy!r}: must be a policy, such as asyncsim.buffered(10), or None for any"
         )
     try:
-        return parse_policy(policy)
+        return as_policy(policy)
     except InputError as error:
         raise InputError(
             f"policy = {policy!r}: {str(error).removeprefix(f'policy = {policy!r}: ')}"

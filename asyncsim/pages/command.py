@@ -1,6 +1,5 @@
 """The command ``asyncsim figures``: draws the figures of a paper, or of a folder of results."""
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,16 +17,10 @@ _USAGE = """usage: asyncsim figures PAPER [options]  draw the figures of a paper
        asyncsim figures FOLDER           redraw the figures and the page of one study into its
                                          folder; if the folder has a paper's name, write ./FOLDER
 
-options of both:
-  --width INCHES         width of every figure, from 1 to 20
-  --font-size POINTS     size of axis labels, from 4 to 24; other text grows in proportion
-  --labels OLD=NEW ...   other texts: labels of lines and axes, names beside an axis, titles
+option of both:
+  --width INCHES   width of every figure, from 1 to 20
 
 papers:"""
-
-
-#: A text that has a word, unlike the numbers along an axis.
-_WORD = re.compile(r"^[^$]*[a-zA-Z]{2}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,17 +35,10 @@ def main(arguments: Sequence[str]) -> int:
         )
         return 2
     parser = Parser(prog="asyncsim figures", add_help=False, allow_abbrev=False)
-    for option, number in (("--width", float), ("--font-size", float)):
-        parser.add_argument(option, type=number)
-    parser.add_argument("--labels", nargs="+", default=[])
+    parser.add_argument("--width", type=float)
     try:
         chosen, rest = parser.parse_known_args(options)
-        pairs = [text.partition("=") for text in chosen.labels]
-        for text, (old, equals, _) in zip(chosen.labels, pairs, strict=True):
-            if not old or not equals:
-                raise InputError(f"labels = {text!r}: must be OLD=NEW, such as 'GEM=GEM (ours)'")
-        labels = {old: new for old, _, new in pairs}
-        with appearance(chosen.width, chosen.font_size, labels) as drawn:
+        with appearance(chosen.width):
             if name in PAPERS:
                 code = figures(name).main(rest)
             elif rest:
@@ -61,12 +47,6 @@ def main(arguments: Sequence[str]) -> int:
                 )
             else:
                 code = report(lambda: draw_folder(Path(name)))
-        if code == 0 and (unused := labels.keys() - drawn.texts):
-            texts = [text for text in drawn.texts if re.search(_WORD, text) and len(text) < 40]
-            raise InputError(
-                f"labels = {min(unused)!r}: is no text of a figure, all are drawn without it; "
-                f"{choices_like(min(unused), sorted(texts))}"
-            )
         return code
     except InputError as error:
         tell_error(error, "asyncsim figures --help explains the options")

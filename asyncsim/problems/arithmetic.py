@@ -1,19 +1,22 @@
 """Arithmetic: an autoregressive policy that adds numbers, with a verifiable reward."""
 
-from typing import Any
+import functools
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from asyncsim.base.errors import InputError, require_count
+from asyncsim.base.declared import Count, in_range
+from asyncsim.base.errors import require_count
 from asyncsim.problems.policy import PolicyProblem
 
 _BASE = 10
 #: Digits that a sum may have at most: its reward is nearly always zero beyond.
-_MOST_DIGITS = 8
+Digits = Annotated[int, functools.partial(require_count, maximum=8)]
 
 
-def arithmetic(digits: int = 2, hidden: int = 64, partial: bool = False) -> PolicyProblem:
+@in_range
+def arithmetic(digits: Digits = 2, hidden: Count = 64, partial: bool = False) -> PolicyProblem:
     """Return sums of two numbers of up to ``digits`` digits, written from the last digit on.
 
     A longer sample has longer numbers: quantile ``u`` of the lengths has ``1 + floor(u * digits)``
@@ -28,12 +31,6 @@ def arithmetic(digits: int = 2, hidden: int = 64, partial: bool = False) -> Poli
     InputError
         ``digits`` above 8.
     """
-    require_count("digits", digits)
-    require_count("hidden", hidden)
-    if digits > _MOST_DIGITS:
-        raise InputError(
-            f"digits = {digits}: must be at most {_MOST_DIGITS}; longer sums have no reward"
-        )
     inputs = 4 * (_BASE + 1) + _BASE + 1
 
     def init(key: jax.Array) -> dict[str, Any]:

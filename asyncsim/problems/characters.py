@@ -5,13 +5,14 @@ import hashlib
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_count, require_path
+from asyncsim.base.declared import Count, in_range
+from asyncsim.base.errors import InputError, require_path
 from asyncsim.problems.layers import accuracy, cross_entropy, initial_layers
 from asyncsim.problems.problem import Problem, SplitLike, mean_in_pieces, split_record
 
@@ -23,15 +24,16 @@ _EMBEDDED = 0.1  # standard deviation of the embeddings' initial values
 _SMALL = 1e-5  # keeps the division by a constant vector's variance finite
 
 
+@in_range
 def characters(
     batch_size: int = 32,
     split: SplitLike = None,
-    text: str | os.PathLike | None = None,
-    context: int = 64,
-    width: int = 64,
-    heads: int = 4,
-    layers: int = 2,
-    stride: int | None = None,
+    text: Annotated[str | os.PathLike, require_path] | None = None,
+    context: Count = 64,
+    width: Count = 64,
+    heads: Count = 4,
+    layers: Count = 2,
+    stride: Count | None = None,
 ) -> Problem:
     """Return a causal transformer that predicts each next character of a text.
 
@@ -68,12 +70,10 @@ def characters(
         Characters from one training window to the next; default an eighth of the context.
     """
     sizes = {"context": context, "width": width, "heads": heads, "layers": layers}
-    for name, size in sizes.items():
-        require_count(name, size)
     if width % heads:
         raise InputError(f"heads = {heads}: must divide width = {width}")
-    stride = max(1, context // 8) if stride is None else require_count("stride", stride)
-    path = _BUNDLED if text is None else require_path("text", text)
+    stride = stride or max(1, context // 8)
+    path = _BUNDLED if text is None else Path(text)
     content = _read(path)
     alphabet, codes = _encode(content)
     train, test = _split(path, codes, context, stride)

@@ -1,7 +1,7 @@
 """Convex problems with different data on each worker: least squares, and logistic regression."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,20 +9,33 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, ndtr
 
-from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
+from asyncsim.base.declared import Count, Natural, NonNegative, Positive, in_range
+from asyncsim.base.errors import InputError, require_positive
 from asyncsim.base.streams import Streams
 from asyncsim.problems.problem import Problem
 
 
+def _require_condition(argument: str, value: float) -> float:
+    if require_positive(argument, value) < 1:
+        raise InputError(
+            f"{argument} = {value!r}: must be one or above, the ratio of two eigenvalues"
+        )
+    return value
+
+
+Condition = Annotated[float, _require_condition]
+
+
+@in_range
 def least_squares(
-    workers: int = 100,
+    workers: Count = 100,
     batch_size: int = 32,
-    heterogeneity: float = 0.0,
-    dimension: int = 40,
-    examples: int = 250,
-    condition: float = 10.0,
-    label_noise: float = 0.1,
-    data_seed: int = 0,
+    heterogeneity: NonNegative = 0.0,
+    dimension: Count = 40,
+    examples: Count = 250,
+    condition: Condition = 10.0,
+    label_noise: NonNegative = 0.1,
+    data_seed: Natural = 0,
 ) -> Problem:
     """Return linear least squares on synthetic data, each worker with its own shard.
 
@@ -61,7 +74,6 @@ def least_squares(
         Seed of the data, which a run's seed does not change.
     """
     config = locals()
-    config["label_noise"] = label_noise = require_nonnegative("label_noise", label_noise)
     shards = make_shards(
         "least_squares", workers, dimension, examples, condition, heterogeneity, data_seed
     )
@@ -161,14 +173,7 @@ def make_shards(
 
     ``purpose`` names the streams; the other parameters are explained in `least_squares`.
     """
-    workers, dimension = require_count("workers", workers), require_count("dimension", dimension)
-    examples = require_count("examples", examples)
-    if require_nonnegative("condition", condition) < 1:
-        raise InputError(
-            f"condition = {condition!r}: must be one or above, the ratio of two eigenvalues"
-        )
-    heterogeneity = require_nonnegative("heterogeneity", heterogeneity)
-    streams = Streams(require_count("data_seed", data_seed, minimum=0), purpose)
+    streams = Streams(data_seed, purpose)
     scale = np.geomspace(1, 1 / condition, dimension) ** 0.5
     # Block 1 of worker 0 is shared by all; block 0 of each worker is its own.
     common = streams.generator(0, block=1).standard_normal(dimension)
@@ -186,15 +191,16 @@ def make_shards(
 _SOLVED = 1e-10  # norm of the gradient at which the minimum is exact to the last digit
 
 
+@in_range
 def logistic(
-    workers: int = 100,
+    workers: Count = 100,
     batch_size: int = 32,
-    heterogeneity: float = 0.0,
-    dimension: int = 40,
-    examples: int = 250,
-    condition: float = 10.0,
-    regularisation: float = 1e-3,
-    data_seed: int = 0,
+    heterogeneity: NonNegative = 0.0,
+    dimension: Count = 40,
+    examples: Count = 250,
+    condition: Condition = 10.0,
+    regularisation: Positive = 1e-3,
+    data_seed: Natural = 0,
 ) -> Problem:
     """Return regularised logistic regression on synthetic data, each worker with its own shard.
 
@@ -217,7 +223,6 @@ def logistic(
         Above zero, so that the minimum is unique even if the labels can be separated.
     """
     config = locals()
-    config["regularisation"] = regularisation = require_positive("regularisation", regularisation)
     shards = make_shards(
         "logistic", workers, dimension, examples, condition, heterogeneity, data_seed
     )

@@ -4,16 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_count, require_share
+from asyncsim.base.declared import Count, Natural, Share, in_range
+from asyncsim.base.errors import InputError
 from asyncsim.base.streams import Streams
 from asyncsim.problems.problem import Problem
 
 
+@in_range
 def matrix_completion(
-    dimension: int = 50,
-    rank: int = 5,
-    observed: float = 1.0,
-    data_seed: int = 0,
+    dimension: Count = 50,
+    rank: Count = 5,
+    observed: Share = 1.0,
+    data_seed: Natural = 0,
 ) -> Problem:
     """Build the completion of a symmetric matrix of low rank from some of its entries.
 
@@ -41,11 +43,8 @@ def matrix_completion(
     the deterministic forms of EASGD and LSGD on this task. Sizes and initial values are ours.
     """
     config = locals()
-    require_count("dimension", dimension)
-    require_share("observed", observed)
-    if require_count("rank", rank) > dimension:
+    if rank > dimension:
         raise InputError(f"rank = {rank}: must not exceed dimension = {dimension}")
-    require_count("data_seed", data_seed, minimum=0)
     generator = Streams(data_seed, "matrix_completion").generator(0)
     factor = generator.standard_normal((dimension, rank)) / dimension**0.5
     matrix = factor @ factor.T

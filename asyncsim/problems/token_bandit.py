@@ -4,12 +4,13 @@ sum.
 
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from asyncsim.base.declared import Count, Natural, in_range
 from asyncsim.base.errors import InputError, require_count, require_memory
 from asyncsim.base.streams import Streams
 from asyncsim.problems.policy import PolicyProblem
@@ -18,8 +19,13 @@ from asyncsim.problems.policy import PolicyProblem
 _MOST_SEQUENCES = 100_000
 
 
+@in_range
 def token_bandit(
-    states: int = 4, actions: int = 4, features: int = 8, tokens: int = 2, seed: int = 0
+    states: Count = 4,
+    actions: Annotated[int, functools.partial(require_count, minimum=2)] = 4,
+    features: Count = 8,
+    tokens: Count = 2,
+    seed: Natural = 0,
 ) -> PolicyProblem:
     """Return a contextual bandit whose actions are sequences of tokens.
 
@@ -36,10 +42,6 @@ def token_bandit(
     InputError
         ``actions ** tokens * states`` exceeds 100,000.
     """
-    for name, count in (("states", states), ("features", features), ("tokens", tokens)):
-        require_count(name, count)
-    require_count("actions", actions, 2)
-    require_count("seed", seed, 0)
     if states * actions**tokens > _MOST_SEQUENCES:
         raise InputError(
             f"tokens = {tokens}: {states} states have {states * actions**tokens:,} sequences; give "

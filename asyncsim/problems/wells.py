@@ -1,21 +1,23 @@
 """Two wells in each coordinate: a landscape on which workers may start in different wells."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_number
+from asyncsim.base.declared import Count, NonNegative, in_range
+from asyncsim.base.errors import InputError, require_number
 from asyncsim.problems.problem import Problem
 
 
+@in_range
 def wells(
-    tilt: float = 0.0,
+    tilt: Annotated[float, require_number] = 0.0,
     starts: Sequence[float] = (-1.2, 1.3, 0.9, -0.8),
-    dimensions: int = 1,
-    noise: float = 0.0,
+    dimensions: Count = 1,
+    noise: NonNegative = 0.0,
 ) -> Problem:
     """Return the sum of ``(x^2 - 1)^2 + tilt x`` over all coordinates, dimensionless.
 
@@ -33,8 +35,6 @@ def wells(
     noise : float
         Standard deviation of each gradient coordinate.
     """
-    tilt, noise = require_number("tilt", tilt), require_nonnegative("noise", noise)
-    count = require_count("dimensions", dimensions)
     if isinstance(starts, str) or not isinstance(starts, Sequence) or not starts:
         raise InputError(f"starts = {starts!r}: must be one number or more, [-1.2, 1.3] say")
     values = [require_number(f"starts[{place}]", value) for place, value in enumerate(starts)]
@@ -52,9 +52,9 @@ def wells(
 
     return Problem(
         "wells",
-        lambda key: jnp.full(count, np.mean(values)),
+        lambda key: jnp.full(dimensions, np.mean(values)),
         loss,
         evaluate,
-        config={"tilt": tilt, "starts": values, "dimensions": count, "noise": noise},
-        init_replica=lambda key, worker: jnp.full(count, values[worker % len(values)]),
+        config={"tilt": tilt, "starts": values, "dimensions": dimensions, "noise": noise},
+        init_replica=lambda key, worker: jnp.full(dimensions, values[worker % len(values)]),
     )

@@ -11,7 +11,6 @@ queues and rates are compared on the same prompts and draws.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +32,7 @@ from asyncsim.replays.plan import purpose_key
 from asyncsim.replays.recorders import Commit, Recorder
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.run import Run
+from asyncsim.replays.waves import allocate
 from asyncsim.traces.trace import Trace
 
 Array = jax.Array
@@ -97,13 +97,13 @@ def plan_updates(trace: Trace, problem: PolicyProblem, seed: int) -> tuple[Updat
     versions = _token_versions(trained, tables.switches, tokens, problem.tokens)
     # Samples are in the order of their updates: each batch is a run of rows.
     update = np.repeat(np.arange(shape[0]), rollouts.batch)
-    slot_of, write, slots = _ring(versions, update, shape[0])
+    slot_of, slots = _ring(versions, update, shape[0])
     plan = Updates(
         sample=trained["sample"].to_numpy(np.int32).reshape(shape),
         quantile=quantile.reshape(shape),
         start=trained["read_version"].to_numpy(np.int32).reshape(shape),
         slot=slot_of[versions].astype(np.int32).reshape(*shape, -1),
-        write=write.astype(np.int32),
+        write=slot_of[1:].astype(np.int32),
         commit=np.arange(shape[0], dtype=np.int32),
         time=trace.accepted.frame["commit_time"].to_numpy(),
         staleness=trained["staleness"].to_numpy(np.int32).reshape(shape).max(1),
@@ -148,31 +148,19 @@ def _token_versions(
     return np.where(belongs, amid["version"].to_numpy()[order][last], versions)
 
 
-def _ring(
-    versions: np.ndarray, update: np.ndarray, updates: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the slot of each version, the slot that each update writes to, and their number.
+def _ring(versions: np.ndarray, update: np.ndarray, updates: int) -> tuple[np.ndarray, int]:
+    """Return the slot of each version, and the number of slots.
 
     A version keeps its slot from the update that made it to the last update that needs it. Slot 0
     takes the versions that no sample needs.
     """
     last = np.full(updates + 1, -1)
     np.maximum.at(last, versions.ravel(), np.repeat(update, versions.shape[1]))
+    needed = np.flatnonzero(last >= 0)
     slot_of = np.zeros(updates + 1, np.int64)
-    free: list[int] = []
-    busy: list[tuple[int, int]] = []  # last use, slot
-    slots = 1
-    for version in range(updates + 1):
-        while busy and busy[0][0] < version:  # version v is written at the end of update v - 1
-            heappush(free, heappop(busy)[1])
-        if last[version] < 0:
-            continue
-        if not free:
-            heappush(free, slots)
-            slots += 1
-        slot_of[version] = heappop(free)
-        heappush(busy, (last[version], slot_of[version]))
-    return slot_of, slot_of[1:], slots
+    slots, count = allocate(needed, last[needed])
+    slot_of[needed] = 1 + slots
+    return slot_of, 1 + count
 
 
 def build_update(
@@ -334,12 +322,23 @@ def _programs(
         states = tuple(recorder.init(method, params) for recorder in recorders)
         return PolicyState(params, method.optimizer.init(params), ring, states)
 
-    def advance(state: PolicyState, key: Array, rate: Array, part: Updates) -> tuple:
-        return jax.lax.scan(lambda state, planned: update(state, planned, key, rate), state, part)
+    def advance(
+        state: PolicyState, key: Array, rate: Array, part: Updates, count: Array
+    ) -> tuple[PolicyState, Array]:
+        def turn(index: Array, carry: tuple[PolicyState, Array]) -> tuple[PolicyState, Array]:
+            state, numbers = carry
+            planned = jax.tree.map(lambda leaf: leaf[index], part)
+            state, row = update(state, planned, key, rate)
+            return state, jax.lax.dynamic_update_index_in_dim(numbers, row, index, 0)
+
+        names = (*columns(recorders), *OF_SAMPLES)
+        room = jnp.zeros((len(part.write), len(names)), state.params.dtype)
+        # A traced count: parts of other lengths run the same program.
+        return jax.lax.fori_loop(0, count, turn, (state, room))
 
     return Programs(
         jax.jit(jax.vmap(begin, (0, None)), static_argnums=1),
-        jax.jit(jax.vmap(advance, (0, 0, 0, None)), donate_argnums=0),
+        jax.jit(jax.vmap(advance, (0, 0, 0, None, None)), donate_argnums=0),
         jax.jit(jax.vmap(build_value(problem, unravel))),
         unravel,
     )
@@ -415,12 +414,14 @@ def replay_members(
         names = (*columns(recorders), *OF_SAMPLES)
         recordings = [Recording(trace.accepted, (), names) for _ in seeds]
         _evaluate(programs, states, keys, recordings)
+        room = 1 << (int(np.diff(stops).max()) - 1).bit_length()
         for first, last in itertools.pairwise(stops):
-            part = Updates(*(leaf[first:last] for leaf in plan))
-            states, numbers = programs.advance(states, keys, rate, part)
+            padded = np.minimum(np.arange(first, first + room), count - 1)
+            part = Updates(*(leaf[padded] for leaf in plan))
+            states, numbers = programs.advance(states, keys, rate, part, np.int32(last - first))
             for recording, rows in zip(recordings, np.asarray(numbers), strict=True):
                 if recording.diverged_at is None:
-                    recording.take(np.array([first, last]), rows[None], ())
+                    recording.take(np.array([first, last]), rows[None, : last - first], ())
             _evaluate(programs, states, keys, recordings)
         config = {"precision": precision, "attack": None, **jax_settings()}
         runs = []

@@ -24,7 +24,7 @@ _ABSENT, _LONGEST = "-", 60
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the name and both values of each entry that differs in two configurations.
 
-    Entries that only one of them has are left out, and hashes of code unless nothing else differs.
+    Entries that only one of them has are left out.
     """
     pair = [
         {name: value for name, value in config.items() if name not in _NOT_OPTIONS}
@@ -37,7 +37,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     changed = [
         (name, one_line(a, _LONGEST), one_line(b, _LONGEST)) for name, a, b in shared if a != b
     ]
-    return [row for row in changed if not row[0].startswith("code ")] or changed
+    return changed
 
 
 def report(first: str, second: str, measure: str | None = None, out: str | None = None) -> None:

@@ -22,7 +22,7 @@ from asyncsim.base.errors import (
     require_path,
     shown,
 )
-from asyncsim.base.files import RUN, files_below, write_json, write_text
+from asyncsim.base.files import RUN, files_below, require_real, write_json, write_text
 from asyncsim.replays.run import Run
 from asyncsim.study import results
 
@@ -196,7 +196,8 @@ def one_line(value: Any, longest: int = _LONGEST) -> str:
 
 
 def _file(tag: Tag) -> Path:
-    return tag.folder / "tags" / f"{tag.name}.json"
+    """Return the file of a tag; raise InputError for a link to other tags."""
+    return require_real(tag.folder / "tags") / f"{tag.name}.json"
 
 
 def _has_results(folder: Path) -> bool:

@@ -154,7 +154,7 @@ class Absences:
         def crash() -> None:
             self.count_row(is_accepted=False)
             for index in incidents.workers:
-                self._remove(index, CRASH, incidents.failure.detect or 0.0)
+                self._remove(index, CRASH, incidents.failure.detect)
             self.at(end, readmit)
 
         def readmit() -> None:
@@ -426,7 +426,7 @@ class ServerAbsences(Absences):
         self._since_checkpoint = 0
         # An outage that begins during the writing loses the checkpoint, and ends the writing.
         outage_begin = outages.spells.at(self._outages_begun)[0]
-        write_end = now + (outage.saving if outage.is_of_job else outage.checkpoint_time or 0.0)
+        write_end = now + outage.saving
         self._writing_until, self._saved_at = min(write_end, outage_begin), write_end
         if write_end <= outage_begin:
             self._checkpoint = self._world.gate.version

@@ -55,7 +55,7 @@ class Handshakes(Peers):
             self.apply_at(index, now)
             return
         if self.absences is not None and (loss := self.weather.loss(index)) is not None:
-            late = now + (loss.timeout or 0.0)
+            late = now + loss.timeout
             if loss.resend:
                 self.resume_at(index, late)
             else:

@@ -204,7 +204,7 @@ class Messages(Peers):
         # Each lost copy costs a time-out, until one arrives or the message is given up.
         late, is_given_up = 0.0, False
         while not is_given_up and (loss := self.weather.loss(index)) is not None:
-            late += loss.timeout or 0.0
+            late += loss.timeout
             is_given_up = not loss.resend
         if (index, taker, number) in self._void:
             self._void.remove((index, taker, number))

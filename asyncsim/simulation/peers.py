@@ -24,7 +24,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.network import takes_no_time
 from asyncsim.clusters.topologies import Topology
 from asyncsim.simulation.absences import Absences
-from asyncsim.simulation.clock import Record, clock_for
+from asyncsim.simulation.clock import Clock, Record
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import Worker
 from asyncsim.simulation.weather import Weather
@@ -57,7 +57,7 @@ class Peers(ABC):
         assert cluster.topology is not None
         n = cluster.workers
         self.cluster, self.seed, self.topology = cluster, seed, cluster.topology
-        self.clock = clock_for(cluster)
+        self.clock = Clock()
         self.rows = Record(("worker", "start_time", "send_time", "commit_time"))
         self.causes = Record(
             ("round", "read_version", "ready_time", "outcome", "failed_by", "incarnation")

@@ -60,8 +60,6 @@ class Slots:
         self._clock, self._gate, self._rollouts = clock, gate, rollouts
         self._draw_length = delays([rollouts.length], seed, "rollout length")
         self._transfer = delays([rollouts.transfer], seed, "rollout transfer")
-        self._far_latency = delays([rollouts.far_latency] * 2, seed, "rollout far latency")
-        self._first_far = rollouts.slots - rollouts.far_slots
         self._failures = [failure for failure in cluster.failures if failure.on == "slots"]
         self._weather = (
             Weather(self._failures, rollouts.slots, None, seed, "slot failure")
@@ -69,11 +67,9 @@ class Slots:
             else None
         )
         self._aborts = rollouts.updates == "abort_and_resume"
+        #: Whether a new version amid a sample changes when it ends; otherwise round-off would.
         slows = self._weather is not None and self._weather.slows
-        #: Whether a new version changes when samples end, or how far they are.
-        self._reschedules = rollouts.updates != "start" and (
-            self._aborts or rollouts.prefill > 0 or slows
-        )
+        self._reschedules = self._aborts or rollouts.prefill > 0 or slows
 
         count = rollouts.slots
         self._events = [Worker(clock, slot) for slot in range(count)]
@@ -83,11 +79,7 @@ class Slots:
         self._since = [0.0] * count  # its progress (s), growing since (s)
         self._free = list(reversed(range(count)))
         self._crashes = [0] * count  # that keep each slot away
-        # At the learner's site and at the other one: the newest version, and the arrivals of
-        # versions.
-        self._versions = [0, 0]
-        self._arrivals: list[list[tuple[float, int]]] = [[(0.0, 0)], [(0.0, 0)]]
-        self._on_the_way: set[int] = set()  # rows of finished samples from far slots
+        self._version = 0  # the newest one at the slots
 
         self._lengths: list[float] = []  # by sample
         self._group, self._unit = rollouts.group, rollouts.unit
@@ -171,10 +163,6 @@ class Slots:
                 self._end_version[row], self._outcome[row] = version - 1, TRAINED
         self._open -= rollouts.batch
         self._updates.append((self._open, len(self._ready) * rollouts.group))
-        if version % rollouts.publish:
-            self._window -= rollouts.batch
-            self._fill()
-            return
         self._in_transfer.append((version, rollouts.batch))
         if self._aborts:
             self._stop_samples()
@@ -186,24 +174,15 @@ class Slots:
 
     def _receive(self, version: int) -> None:
         """Give the slots a version, and release the samples that it was trained on."""
-        if self._first_far < len(self._row_of):
-            self._clock.after(self._far_latency(0), lambda: self._take_up(version, 1))
-        self._take_up(version, 0)
+        if version > self._version:  # unless a newer one was faster
+            self._version = version
+            if self._rollouts.updates != "start":
+                for slot, row in enumerate(self._row_of):
+                    if row >= 0:
+                        self._switch(slot, row)
         while self._in_transfer and self._in_transfer[0][0] <= version:
             self._window -= self._in_transfer.popleft()[1]
         self._fill()
-
-    def _take_up(self, version: int, site: int) -> None:
-        """Give the slots of a site a version, unless a newer one was faster."""
-        if version <= self._versions[site]:
-            return
-        self._versions[site] = version
-        self._arrivals[site].append((self._clock._now, version))
-        if self._reschedules:
-            slots = range(self._first_far, len(self._row_of)) if site else range(self._first_far)
-            for slot in slots:
-                if self._row_of[slot] >= 0:
-                    self._switch(slot, self._row_of[slot])
 
     # The queue.
 
@@ -287,15 +266,10 @@ class Slots:
         self._rows[group].append(row)
         self._sample.append(sample)
         self._slot.append(slot)
-        self._read.append(self._versions[slot >= self._first_far])
+        self._read.append(self._version)
         self._begun.extend((attempt, now, self._gate.version))
         self._open += 1
         self._row_of[slot] = row
-        if self._weather is None and not self._reschedules:
-            event = self._events[slot]
-            event.callbacks = self._on_end
-            self._clock.schedule_at(event, now + self._lengths[sample])
-            return
         self._done[slot], self._since[slot] = 0.0, now
         self._schedule_end(slot, self._lengths[sample])
 
@@ -314,19 +288,8 @@ class Slots:
         self._end[row] = self._clock._now
         self._fruitless = 0
         self._free.append(slot)
-        if slot >= self._first_far:
-            self._on_the_way.add(row)
-            self._clock.after(self._far_latency(1), lambda: self._arrive(row))
-        else:
-            self._count_finished(row)
+        self._count_finished(row)
         self._fill()
-
-    def _arrive(self, row: int) -> None:
-        """End the way of a sample from a far slot, unless it was cancelled."""
-        if row in self._on_the_way:
-            self._on_the_way.remove(row)
-            self._count_finished(row)
-            self._fill()
 
     def _count_finished(self, row: int) -> None:
         group = self._sample[row] // self._group
@@ -344,7 +307,9 @@ class Slots:
     def _switch(self, slot: int, row: int) -> None:
         """Continue a sample with the newest version, after reading the sample so far again."""
         length, progress = self._lengths[self._sample[row]], self._progress(slot, row)
-        self._switches.append((row, progress / length, self._versions[slot >= self._first_far]))
+        self._switches.append((row, progress / length, self._version))
+        if not self._reschedules:
+            return
         wait = self._rollouts.prefill * progress
         self._done[slot], self._since[slot] = progress, self._clock._now + wait
         self._forget_end(slot)
@@ -394,7 +359,7 @@ class Slots:
         self._fill()
 
     def _cancel(self, row: int) -> None:
-        """Cancel an attempt, or all of its group, and let it start again.
+        """Cancel an attempt at a sample, which starts again.
 
         Raises
         ------
@@ -403,29 +368,15 @@ class Slots:
         """
         self._fruitless += 1
         if self._fruitless > FRUITLESS + FRUITLESS_OF_A_WORKER * self._rollouts.slots:
-            failures = ", ".join(str(f) for f in self._failures)
+            failures = ", ".join(map(str, self._failures))
             raise InputError(
                 f"failures = {failures}: so often that no sample was finished in "
                 f"{self._fruitless:,} attempts; give longer times between them, or shorter samples"
             )
-        group = self._sample[row] // self._rollouts.group
-        rows = list(self._rows[group]) if self._rollouts.retry == "group" else [row]
-        for cancelled in rows:
-            if self._outcome[cancelled] != OPEN:
-                continue
-            slot = self._slot[cancelled]
-            if self._row_of[slot] == cancelled:
-                self._vacate(slot)
-                self._free.append(slot)
-            elif cancelled in self._on_the_way:
-                self._on_the_way.remove(cancelled)
-            elif not np.isnan(self._end[cancelled]):  # it had finished
-                self._unfinished[group] += 1
-            self._rows[group].remove(cancelled)
-            if np.isnan(self._end[cancelled]):
-                self._end[cancelled] = self._clock._now
-            self._end_row(cancelled, CANCELLED)
-            self._retries.append((self._sample[cancelled], int(self._begun[3 * cancelled]) + 1))
+        self._rows[self._sample[row] // self._group].remove(row)
+        self._end[row] = self._clock._now
+        self._end_row(row, CANCELLED)
+        self._retries.append((self._sample[row], int(self._begun[3 * row]) + 1))
 
     def _vacate(self, slot: int) -> None:
         self._row_of[slot] = -1
@@ -464,34 +415,7 @@ class Slots:
         samples["outcome"] = pd.Categorical.from_codes(outcome, SAMPLE_OUTCOMES)
         samples.loc[outcome == OPEN, "version"] = self._gate.version
         samples["staleness"] = samples["version"] - samples["read_version"]
+        switches = pd.DataFrame(self._switches, columns=["row", "share", "version"])
+        switches = switches.sort_values(["row", "share"], kind="stable", ignore_index=True)
         updates = np.array(self._updates, np.int64).reshape(-1, 2)
-        return RolloutTables(
-            samples, self._switch_table(samples), pd.DataFrame(updates, columns=["open", "waiting"])
-        )
-
-    def _switch_table(self, samples: pd.DataFrame) -> pd.DataFrame:
-        """Return ``row``, ``share`` of the length and ``version`` of each change amid a sample."""
-        if self._reschedules:
-            rows = np.array(self._switches, np.float64).reshape(-1, 3)
-            table = pd.DataFrame(rows, columns=["row", "share", "version"])
-            return table.astype({"row": np.int64, "version": np.int64}).sort_values(
-                ["row", "share"], kind="stable", ignore_index=True
-            )
-        parts = []
-        for site, arrivals in enumerate(self._arrivals):
-            at_site = samples[(samples["slot"] >= self._first_far) == bool(site)]
-            times, versions = (np.array(column) for column in zip(*arrivals, strict=True))
-            start, length = at_site["start_time"].to_numpy(), at_site["length"].to_numpy()
-            end = at_site["end_time"].fillna(self._clock._now).to_numpy()
-            # Also a version that arrives at the very instant of the start, after it.
-            first = np.searchsorted(versions, at_site["read_version"].to_numpy(), "right")
-            last = np.searchsorted(times, end, "left")
-            count = np.maximum(last - first, 0) * (self._rollouts.updates != "start")
-            number = np.repeat(np.arange(len(at_site)), count)
-            place = (
-                np.arange(len(number)) - np.repeat(np.cumsum(count) - count, count) + first[number]
-            )
-            share = (times[place] - start[number]) / length[number]
-            row = at_site.index.to_numpy()[number]
-            parts.append(pd.DataFrame({"row": row, "share": share, "version": versions[place]}))
-        return pd.concat(parts).sort_values("row", kind="stable", ignore_index=True)
+        return RolloutTables(samples, switches, pd.DataFrame(updates, columns=["open", "waiting"]))

@@ -86,12 +86,13 @@ class Weather:
         self._losses: list[list[tuple[Failure, Callable[[int], float]]]] = [
             [] for _ in self.present
         ]
-        self.slows = any(failure.name in ("slow", "pause") for failure in failures)
+        self.slows = any(failure.speed is not None for failure in failures)
         self.loses = any(failure.name == "loss" for failure in failures)
         numbers: dict[str, int] = {}
         for failure in failures:
-            number = numbers[failure.name] = numbers.get(failure.name, -1) + 1
-            self._draw(failure, f"{prefix} {failure.name} {number}")
+            name = failure.name.removeprefix("job_")  # a job's crashes are drawn like a worker's
+            number = numbers[name] = numbers.get(name, -1) + 1
+            self._draw(failure, f"{prefix} {name} {number}")
 
     def working_time(self, index: int, now: float, work: float) -> float:
         """Return the duration (s) of a computation that begins now.
@@ -151,7 +152,6 @@ class Weather:
         """Return the failure that loses a message sent now; None if it arrives."""
         # A failure draws only if the earlier ones let the message pass.
         for failure, chance in self._losses[index]:
-            assert failure.probability is not None
             if chance(index) < failure.probability:
                 return failure
         return None
@@ -164,18 +164,18 @@ class Weather:
             chance = self._delays(Uniform(0.0, 1.0), purpose)
             for index in itertools.chain.from_iterable(groups):
                 self._losses[index].append((failure, chance))
-        if failure.every is None or failure.lasts is None:
+        if failure.every is None:
             return
         gap = self._delays(failure.every, f"{purpose} every")
         lasts = self._delays(failure.lasts, f"{purpose} lasts")
         for group in groups:
             # All workers of a group share its spells, drawn from the stream of the first.
             spells = Spells(gap, lasts, group[0])
-            if failure.name in ("crash", "outage"):
+            if failure.speed is None:
                 self.incidents.append(Incidents(failure, group, spells))
                 continue
             for index in group:
-                self._speeds[index].append((spells, failure.speed or 0.0))
+                self._speeds[index].append((spells, failure.speed))
                 self._passed[index].append(0)
         if failure.restores:
             self.outages = self.incidents[-1]

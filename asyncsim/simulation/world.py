@@ -25,7 +25,7 @@ from simpy.events import EventPriority
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.simulation.absences import FRUITLESS, FRUITLESS_OF_A_WORKER, ServerAbsences
-from asyncsim.simulation.clock import Record, clock_for
+from asyncsim.simulation.clock import Clock, Record
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.gates import Batches, Trials
 from asyncsim.simulation.journeys import DOWN, UP, Journeys
@@ -62,7 +62,7 @@ class World:
     def __init__(self, cluster: Cluster, seed: int):
         n = cluster.workers
         self.cluster, self.seed = cluster, seed
-        self.clock = clock_for(cluster)
+        self.clock = Clock()
         self.causes = Record(FAILURE_RECORD)
         failures = [failure for failure in cluster.failures if failure.on != "slots"]
         self.weather = Weather(failures, n, cluster.sites, seed) if failures else None
@@ -270,8 +270,8 @@ class World:
                 under_way[index] = True
                 next_step(worker)
                 return
-            worker.callbacks = [lambda worker: self._time_out(worker, bool(loss.resend), send)]
-            self.clock.schedule(worker, delay=loss.timeout or 0.0)
+            worker.callbacks = [lambda worker: self._time_out(worker, loss.resend, send)]
+            self.clock.schedule(worker, delay=loss.timeout)
 
         return send
 

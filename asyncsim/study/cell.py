@@ -17,7 +17,7 @@ import numpy as np
 
 from asyncsim.base.console import each_note_once, note
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import folder_name, plain, require_plain, set_aside
+from asyncsim.base.files import folder_name, plain, set_aside
 from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import WeakAttackWarning, parse_attack
 from asyncsim.clusters.cluster import Cluster
@@ -284,7 +284,7 @@ def _trace_job(cell: Cell, seed: int) -> Job:
         return row(trace)
 
     def read(folder: Path) -> Tables | None:
-        if not require_plain(folder / file).exists():
+        if not (folder / file).exists():
             return None
         try:
             return row(_loaded(folder / file, cluster, commits, seed))
@@ -384,7 +384,7 @@ class CellRun(NamedTuple):
 
     def read(self, folder: Path) -> Tables | None:
         """Return the row of a finished run in a study's folder; None if it must be computed."""
-        path, file = require_plain(folder / self.folder), require_plain(folder / self.trace_file)
+        path, file = folder / self.folder, folder / self.trace_file
         if not path.exists() and not file.exists():
             return None
         try:

@@ -6,7 +6,6 @@ A study whose Config has a field ``scale`` may have a table ``SCALES`` of config
 
 import ast
 import contextlib
-import dataclasses
 import errno
 import os
 import shlex
@@ -29,13 +28,13 @@ from asyncsim.base.console import (
     tell,
     tell_error,
 )
-from asyncsim.base.errors import InputError, shown
+from asyncsim.base.errors import InputError, printable
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
 from asyncsim.study.loading import (
     hidden,
     load,
-    require_as_they_were,
+    require_typed,
     sha256,
     shipped,
     studies,
@@ -148,61 +147,31 @@ def configure(
     first = getattr(options_alone.Config, "first", "")
     if first and options and not options[0].startswith("-"):
         options = [f"--{first}", *options]
-    folder = value_of("resume", options)
-    recorded_options = results.command_of(folder, name)
-    if recorded_options:
-        _require_recordable(recorded_options, folder, options_alone.Config)
-        tell(f"resuming with {shlex.join(recorded_options)}")
-    overridden = fields_of(options)
-    options = [*_without(recorded_options, overridden), *options]
+    folder, typed = value_of("resume", options), options
+    # Other options may be a stranger's.
+    recordable = set(getattr(options_alone.Config, "__dataclass_fields__", ())) - ELSEWHERE
+    recorded = _options_of(results.command_of(folder, name), recordable)
+    if recorded:
+        tell(printable(f"resuming with {shlex.join(recorded)}"))
+    options = [*_options_of(recorded, recordable - fields_of(typed)), *typed]
     with each_note_once():
         config = read_options(name, options_alone, options)
+        if recorded:
+            require_typed(vars(config), typed, folder)
         if check and isinstance(config, StudyOptions):
             refuse_unknown_names(config)
             with contextlib.suppress(NameError):  # of an import that only the whole study has
                 config.check()
         study = load(name)
         config = read_options(name, study, options)
-    if recorded_options:
-        of_folder = {field.name for field in dataclasses.fields(config)} - overridden
-        require_as_they_were({name: getattr(config, name) for name in of_folder}, Path(folder))
     # A frozen dataclass; no field, as it is no option.
-    object.__setattr__(config, results.COMMAND, tuple(_without(options, ELSEWHERE)))
+    object.__setattr__(config, results.COMMAND, tuple(_options_of(options, recordable)))
     if isinstance(config, JobOptions):
         file = studies()[name]
         if file.parent != shipped("studies"):
-            current = {os.path.relpath(file): sha256(file.read_bytes())}
-            object.__setattr__(config, "study_file", current)
-            recorded = (
-                results.config_of(Path(folder)).get(results.FILES) if recorded_options else None
-            )
-            if isinstance(recorded, dict) and any(
-                recorded.get(path, digest) != digest for path, digest in current.items()
-            ):
-                note(
-                    f"{file} has changed since the study was begun; its finished runs stay as they "
-                    "are"
-                )
+            digest = {os.path.relpath(file): sha256(file.read_bytes())}
+            object.__setattr__(config, "study_file", digest)
     return study, config
-
-
-def _require_recordable(recorded: Sequence[str], folder: str, config: type) -> None:
-    """Raise InputError for a recorded command line with anything but options; a stranger may have
-    written it.
-    """
-    fields = {field.name for field in dataclasses.fields(config)} - ELSEWHERE
-    for option in recorded:
-        is_known = (
-            not option.startswith("-")
-            or NEGATIVE.fullmatch(option)
-            or (fields_of([option]) or {""}) <= fields
-        )
-        if not is_known or not option.isprintable():
-            raise InputError(
-                f"resume = {folder!r}: its {results.CONFIG} has {shown(option)} among the options, "
-                "which no study "
-                "records; mistrust that folder, or remove it there"
-            )
 
 
 def _warn_of(files: dict[str, Path]) -> None:
@@ -210,15 +179,15 @@ def _warn_of(files: dict[str, Path]) -> None:
         note(f"{path} is not used: a shipped study is called {name}; rename yours")
 
 
-def _without(options: Iterable[str], fields: Collection[str]) -> list[str]:
-    """Remove the options of some fields, and their values, from a command line."""
-    remaining, is_kept = [], True
+def _options_of(options: Iterable[str], fields: Collection[str]) -> list[str]:
+    """Select the options of some fields, and their values, from a command line."""
+    selected, is_selected = [], False
     for option in options:
-        if option.startswith("--"):
-            is_kept = fields_of([option]).isdisjoint(fields)
-        if is_kept:
-            remaining.append(option)
-    return remaining
+        if option.startswith("-") and not NEGATIVE.fullmatch(option):
+            is_selected = not fields_of([option]).isdisjoint(fields)
+        if is_selected:
+            selected.append(option)
+    return selected
 
 
 def _summary(path: Path) -> str:

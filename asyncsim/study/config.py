@@ -32,9 +32,9 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.network import SlowLinkWarning
-from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.clusters.policy import Policy, as_policy
 from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
-from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised, sha256
+from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, sha256
 
 if TYPE_CHECKING:
     from asyncsim.byzantine.aggregation import Rule
@@ -253,8 +253,8 @@ class TaskOptions(JobOptions):
         does not count.
 
         Options of methods and problems stand in the ``hyperparameters`` of each method and in
-        ``problem_config``; functions and data have hashes. The command line, and the paths and
-        hashes of the user's files, serve to resume the study.
+        ``problem_config``; the user's files have hashes. The command line serves to resume the
+        study.
         """
         from asyncsim.base.tracing import jax_settings
         from asyncsim.traces.columns import package_versions
@@ -263,21 +263,9 @@ class TaskOptions(JobOptions):
         elsewhere -= {"workers", "split"}  # the cluster's, too, and what cells differ in
         values = field_values(self)
         typed = self.command if self.command is not None else results.typed_in(self.resume)
-        code = {f"code of {method.name}": recognised(method) for method in methods}
-        code[f"code and data of {problem.name}"] = recognised(problem)
-        unknown = [name for name, digest in code.items() if digest is None]
-        if unknown and self.resume is not None:
-            raise InputError(
-                f"resume = {str(self.resume)!r}: the {unknown[0]} may have changed, which cannot "
-                "be checked: it is "
-                f"in no file; write it into one and give FILE.py:FUNCTION, or {results.RESTART}"
-            )
         return {
             **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: {
-                **{path: digest for path, (_, digest) in files_of(values).items()},
-                **self.study_file,
-            },
+            results.FILES: {**files_of(values), **self.study_file},
             **{name: plain(value) for name, value in values.items() if name not in elsewhere},
             **jax_settings(),
             "proxy_momentum": self.momentum,
@@ -285,7 +273,6 @@ class TaskOptions(JobOptions):
             "hyperparameters": {method.name: plain(method.hyperparameters) for method in methods},
             "problem": problem.name,
             "problem_config": plain(problem.config),
-            **code,
             "versions": {
                 **package_versions(),
                 **{name: version(name) for name in ("jax", "optax")},
@@ -311,7 +298,7 @@ trials(2 s, count=1), buffered(count, grace=200 ms), first_of(count, grace),
 barrier(collective=ring) (also tree, halving_doubling, shared_link, two_level); without a server:
 asynchronous, neighbours(mix=before) (also beside), overlap(steps), handshake.
 
-Failures: crash(every, lasts, detect=0), crash(every, lasts, scope=job, checkpoint=10 min,
+Failures: crash(every, lasts, detect=0), job_crash(every, lasts, checkpoint=10 min,
 saving=20 s) of a barrier's job, pause(every, lasts), slow(every, lasts, speed),
 outage(every, lasts, checkpoint_every=100, checkpoint_time=0), loss(probability, timeout,
 resend=True), leave(at), join(at), also with workers=[0, 3] or site=1.
@@ -497,7 +484,7 @@ class StudyConfig(StudyOptions):
         window: int | tuple[int, ...] = self.window
         if self.dynamic_window and isinstance(compute, list | tuple):  # else all are equally fast
             window = proportional_windows(compute, self.window)
-        policy = parse_policy(self.policy) if isinstance(self.policy, str) else self.policy
+        policy = as_policy(self.policy)
         # An all-reduce has no server; a service that was asked for is refused by name.
         serverless = policy.collective is not None and not self.changed("service")
         return Cluster(

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.base.console import VERDICT
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import CHECKSUM, folder_name, read_table, read_text, within, write_csv
+from asyncsim.base.files import (
+    CHECKSUM,
+    folder_name,
+    read_table,
+    read_text,
+    require_real,
+    set_aside,
+    within,
+    write_csv,
+)
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.jobs import read_summary
 
@@ -35,7 +43,6 @@ PAPERS = {
     "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
     "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, "
     "arXiv 1710.02368)",
-    "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
     "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
     "ringmaster_lmo": "Ringmaster LMO (Sadiev et al. 2026, arXiv 2605.18174)",
 }
@@ -116,7 +123,7 @@ class Finished(NamedTuple):
 
     def table(self, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
         """Read a table that the study wrote beside its summary."""
-        path, remedy = self.folder / name, self.remedy
+        path, remedy = within(self.folder, name), self.remedy
         try:
             table = read_table(path)
         except FileNotFoundError as error:
@@ -182,7 +189,7 @@ def study_of(folder: Path) -> tuple[dict[str, Any], str]:
     """
     subject, path = f"folder = {str(folder)!r}", folder / results.CONFIG
     try:
-        config: Any = json.loads(read_text(path)) if path.exists() else {}
+        config: Any = json.loads(read_text(path)) if require_real(folder) and path.exists() else {}
         if not isinstance(config, dict):
             raise ValueError("no table in JSON")
     except InputError:  # a link, for example
@@ -245,8 +252,8 @@ def present(
         write_csv(folder / name, table)
     if example is not None:
         name, trace = example
-        shutil.rmtree(folder / EXAMPLE, ignore_errors=True)
-        (folder / EXAMPLE).mkdir()
+        if os.path.lexists(folder / EXAMPLE):
+            set_aside(folder, EXAMPLE)
         trace.save(folder / EXAMPLE / f"{folder_name(name)}.parquet")
     draw(folder)
     answer = [f"{VERDICT}{'; '.join(verdict.splitlines())}"] if verdict else []

@@ -18,7 +18,6 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.files import (
     folder_name,
     read_table,
-    require_plain,
     set_aside,
     unsealed,
     write_csv,
@@ -79,7 +78,7 @@ def measurement(
 
     def read(results_folder: Path) -> Tables | None:
         file = results_folder / place
-        if not require_plain(file).exists():
+        if not file.exists():
             return None
         try:
             tables: Tables = unsealed(file)["tables"]
@@ -138,6 +137,11 @@ class Runner:
                     self._write()
                     self._tell(place, f"failed: {completion.value.error}")
                 else:
+                    if not self._folder.is_dir():
+                        raise InputError(
+                            f"out = {str(self._folder)!r}: was removed while this ran; nothing "
+                            "more is written; start again with a folder that stays"
+                        )
                     value, seconds = completion.value
                     self._ended[place] = job.keep(self._folder, value)
                     self._write()
@@ -245,6 +249,8 @@ def run_jobs(
             if follow is not None and len(ended := _ended(folder)):
                 runner.run(follow(folder, ended))
         except (KeyboardInterrupt, InputError):
+            if not folder.is_dir():  # removed meanwhile
+                raise
             with contextlib.suppress(InputError, OSError):
                 results.write_config(
                     folder, record, runner.missing, len(runner.jobs), interrupted=True

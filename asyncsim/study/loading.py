@@ -1,5 +1,4 @@
-"""Files of studies, and of users' functions: list and import them, and recognise them when a study
-is resumed.
+"""Files of studies, and of users' functions: list and import them, and hash those of a user.
 
 A study is a Python file with a docstring, a dataclass ``Config`` and a function ``run(config)``.
 The shipped ones are in ``studies/`` beside the package (in a clone) or inside it (when installed);
@@ -12,30 +11,25 @@ a user's own are in ``studies/`` of the working folder. From Python::
 import __future__
 
 import ast
-import contextlib
-import dataclasses
-import functools
 import hashlib
 import importlib.util
 import re
 import sys
-import sysconfig
 import traceback
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import asyncsim.study.results as results
-from asyncsim.base.calls import Call, read, split
 from asyncsim.base.errors import InputError, choices_like, require_choice, shown
-from asyncsim.base.files import field_values, open_file, require_plain, results_of
 
 #: Options of a study that are arguments of its methods, and of its problem, unless these set their
 #: own.
 OF_METHODS = ("learning_rate", "optimizer", "momentum")
 OF_PROBLEMS = ("batch_size", "workers", "split")
+#: The file of each ``FILE.py:FUNCTION`` inside a call: ``robust(rule=FILE.py:FUNCTION)``.
+_FILES = re.compile(r"[^\s,=()\[\]'\"]+\.py(?=:)")
 #: ``FILE.py:FUNCTION``, with arguments or without.
 _USER_FUNCTION = re.compile(r"\s*([^(\0]+?\.py):(.*)", re.DOTALL)
 
@@ -168,12 +162,16 @@ def own_file(text: str) -> tuple[str, str]:
 
 def load_function(option: str, entry: str, file: str, name: str, kind: str) -> Callable[..., Any]:
     """Import a function of a file that returns a ``kind``; raise InputError if there is none."""
-    subject, path = f"{option} = {shown(entry)}", require_plain(Path(file)).resolve()
+    subject, path = f"{option} = {shown(entry)}", Path(file).resolve()
     if not path.is_file():
         raise InputError(f"{subject}: there is no file {file}; give its path from this folder")
-    # Like a script, it can import files beside it; but installed packages come first, and results
-    # never count.
-    if str(path.parent) not in sys.path and results_of(path) is None:
+    if folder := results.around(Path(file).absolute()) or results.around(path):
+        raise InputError(
+            f"{subject}: {file} lies in the results {folder}, and nothing in results is run; copy "
+            "it to another folder"
+        )
+    # Like a script, it can import files beside it; but installed packages come first.
+    if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     try:
         module = load_file(f"asyncsim.own.{path.stem}", path)
@@ -199,62 +197,33 @@ def load_function(option: str, entry: str, file: str, name: str, kind: str) -> C
     return function
 
 
-def files_of(options: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the files of all ``FILE.py:FUNCTION`` in the values of options: option and sha256 by
-    path.
+def files_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 of each file that ``FILE.py:FUNCTION`` names in the values of options."""
+    files = dict.fromkeys(
+        file for text in _texts(options) for file in (own_file(text)[0], *_FILES.findall(text))
+    )
+    return {file: sha256(Path(file).read_bytes()) for file in files if Path(file).is_file()}
+
+
+def require_typed(options: Mapping[str, Any], typed: Sequence[str], folder: str) -> None:
+    """Raise InputError for a file of functions that a resumed folder names and the user did not
+    type: a stranger may have written the folder.
     """
-    hashes = {}
-    for option, value in options.items():
-        texts = [
-            text
-            for text in (value if isinstance(value, tuple | list) else (value,))
-            if isinstance(text, str)
-        ]
-        for entry in dict.fromkeys([*texts, *_texts_in(split(texts))]):
-            file, _ = own_file(entry)
-            if file and require_plain(Path(file)).is_file():
-                with open_file(Path(file)) as file_handle:
-                    hashes[file] = option, sha256(file_handle.read())
-    return hashes
+    for text in _texts(options):
+        # A backslash may hide a name in a text.
+        if re.search(r"\.py:|\\", text) and not any(text in option for option in typed):
+            raise InputError(
+                f"resume = {folder!r}: its {results.CONFIG} names {shown(text)}, and files are run "
+                "only if you type them; give that option again"
+            )
 
 
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield a text and the texts among the arguments of its call, such as a method's rule."""
-    match value:
-        case str():
-            yield value
-            with contextlib.suppress(InputError):  # building the entry raises it
-                yield from _texts_in(read(own_file(value)[1], "a call", ""))
-        case Call():
-            for argument in (*value.positional, *(argument for _, argument in value.named)):
-                yield from _texts_in(argument)
-        case list():
-            for entry in value:
-                yield from _texts_in(entry)
-
-
-def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:
-    """Raise InputError for a file that only a folder of results names, if it may be a stranger's.
-
-    Such a file is imported again only if it lies outside the folder and has the recorded hash, or
-    if the user typed it.
-    """
-    recorded = results.config_of(folder).get(results.FILES)
-    for file, (option, digest) in files_of(values).items():
-        if results_of(Path(file)) or results_of(Path(file).resolve()):
-            why = "lies inside the results"
-        elif not isinstance(recorded, dict) or file not in recorded:
-            why = f"has no hash in {results.CONFIG}"
-        elif recorded[file] != digest:
-            problem = f"resume = {str(folder)!r}: {file} is not the file that it was"
-            raise InputError(f"{problem}; restore the file, or {results.RESTART}")
-        else:
-            continue
-        raise InputError(
-            f"resume = {str(folder)!r}: {file} {why}, so it is not run because {results.CONFIG} "
-            "names it; give "
-            f"--{option.replace('_', '-')} again if you trust it"
-        )
+def _texts(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts among the values of options."""
+    for value in options.values():
+        for text in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(text, str):
+                yield text
 
 
 def load_file(name: str, path: Path) -> ModuleType:
@@ -306,116 +275,3 @@ def _files(folder: Path) -> dict[str, Path]:
     return {
         path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")
     }
-
-
-class Unrecognised(Exception):
-    """A function without a file."""
-
-
-def recognised(value: Any) -> str | None:
-    """Return a hash by which a method or a problem is recognised, also in another process.
-
-    It covers the files of functions, files of the same folder that these import, closures, and the
-    bytes of data; it does not cover libraries and other objects. None if a function is in no file,
-    as in a notebook.
-    """
-    digest = hashlib.sha256()
-    try:
-        for part in _parts(value, {}):
-            digest.update(part)
-    except (Unrecognised, RecursionError):
-        return None
-    return digest.hexdigest()[:16]
-
-
-def _parts(value: Any, earlier: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
-    """Yield the bytes that determine a value; ``earlier`` objects, by their ids, are yielded
-    once.
-    """
-    yield f"{type(value).__qualname__}:".encode()
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        yield f"{value!r};".encode()
-        return
-    if id(value) in earlier:
-        yield f"{earlier[id(value)][0]};".encode()
-        return
-    earlier[id(value)] = len(earlier), value
-    if hasattr(value, "dtype") and hasattr(value, "tobytes"):
-        items: Any = (value.tolist(),) if value.dtype == object else ()
-        yield f"{value.dtype}{value.shape}".encode()
-        yield b"" if items else value.tobytes()
-    elif hasattr(value, "dtype"):  # keys of random numbers
-        items = (str(value),)
-    elif isinstance(value, Mapping):
-        items = [entry for item in value.items() for entry in item]
-    elif isinstance(value, tuple | list):
-        items = value
-    elif isinstance(value, set | frozenset):
-        items = sorted(value, key=repr)
-    elif isinstance(value, functools.partial):
-        items = (value.func, value.args, value.keywords)
-    elif isinstance(value, types.MethodType):
-        items = (value.__func__, value.__self__)
-    elif isinstance(
-        wrapped := getattr(value, "__wrapped__", None), types.FunctionType
-    ):  # compiled functions
-        items = (wrapped,)
-    elif isinstance(value, types.FunctionType):
-        code, cells = value.__code__, value.__closure__ or ()
-        yield (
-            _source(code.co_filename, value.__globals__)
-            + f"{code.co_qualname}:{code.co_firstlineno}".encode()
-        )
-        filled = [
-            cell.cell_contents for cell in cells if cell != types.CellType()
-        ]  # not those without a value
-        items = (value.__defaults__, value.__kwdefaults__, filled)
-    else:
-        kind = value if isinstance(value, type) else type(value)
-        items = (f"{kind.__module__}.{kind.__qualname__}", str(getattr(value, "__name__", "")))
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        if file is not None and not _is_of_library(file):
-            yield _source(file, vars(sys.modules[kind.__module__]))
-            items = (*items, {} if isinstance(value, type) else getattr(value, "__dict__", {}))
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            items = (*items, field_values(value))
-    for item in items:
-        yield from _parts(item, earlier)
-    yield f";{len(items)}".encode()
-
-
-def _source(file: str, namespace: Mapping[str, Any]) -> bytes:
-    """Return the hashes of a file and of the files of its folder that its namespace uses."""
-    if _is_of_library(file):
-        return b"library"
-    digests: dict[str, bytes] = {}
-    open_files = [(file, namespace)]
-    while open_files:
-        path, names = open_files.pop()
-        if path in digests:
-            continue
-        try:
-            digests[path] = sha256(Path(path).read_bytes()).encode()
-        except OSError:
-            raise Unrecognised from None
-        for named in list(names.values()):
-            name = (
-                named.__name__
-                if isinstance(named, types.ModuleType)
-                else getattr(named, "__module__", None)
-            )
-            module = sys.modules.get(name) if isinstance(name, str) else None
-            neighbour = getattr(module, "__file__", None)
-            if neighbour and Path(neighbour).resolve().parent == Path(file).resolve().parent:
-                open_files.append((neighbour, vars(module)))
-    return b"".join(sorted(digests.values()))
-
-
-@functools.cache
-def _is_of_library(file: str) -> bool:
-    standard = Path(sysconfig.get_paths()["stdlib"]) in Path(file).parents
-    return (
-        standard
-        or file.startswith("<frozen")
-        or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-    )

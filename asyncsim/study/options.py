@@ -76,7 +76,8 @@ def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
     """
     config, scales = study.Config, getattr(study, "SCALES", {})
     typed = split_numbers(typed)
-    default, is_brief = scales.get(value_of("scale", typed)), "-h" in typed
+    chosen = value_of("scale", typed) or value_of(getattr(config, "first", ""), typed)
+    default, is_brief = scales.get(chosen), "-h" in typed
     about = study.__doc__ or ""
     about = f"{about.partition(_PARAGRAPH)[0]}\n--help lists all options." if is_brief else about
     notes = [getattr(config, "help_notes", "")]

@@ -58,13 +58,16 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     }
 
 
-def ends(run: Run) -> dict[str, Any]:
-    """Return status, first and final training loss of a run as columns; infinite if it diverged."""
-    first, last = run.evaluations["train_loss"].iloc[[0, -1]]
+def ends(run: Run, last: int = 1) -> dict[str, Any]:
+    """Return status, first and final training loss of a run as columns; infinite if it diverged.
+
+    ``last``: evaluations at the end whose mean is the final loss.
+    """
+    losses = run.evaluations["train_loss"]
     return {
         "status": run.status,
-        "first_loss": float(first),
-        "train_loss": float(last) if run.diverged_at is None else np.inf,
+        "first_loss": float(losses.iloc[0]),
+        "train_loss": float(losses.iloc[-last:].mean()) if run.diverged_at is None else np.inf,
     }
 
 

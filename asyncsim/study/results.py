@@ -21,15 +21,16 @@ from asyncsim.base import files
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_path
 from asyncsim.base.files import (
-    LockedFolder,
     alone_in,
+    files_below,
     read_text,
     remove_partials,
-    require_plain,
+    require_real,
     unsealed,
     write_json,
     write_sealed,
 )
+from asyncsim.replays.run import flat
 
 #: The table that every folder of results has; a folder without it has no finished run.
 SUMMARY = "summary.csv"
@@ -81,19 +82,27 @@ def new_folder(
     """
     folder, created = _make(None if out is None else require_path("out", out), study)
     instead = " instead of --out" if out is not None else ""
-    with alone_in(folder, "out") as lock:
+    with alone_in(folder, "out"):
         if any(folder.iterdir()):  # meanwhile
             raise _occupied(folder)
-        with telling(folder, lock, resumable, instead):
+        with telling(folder, resumable, instead):
             try:
                 yield folder
             except BaseException:
-                if lock.is_there and not (folder / SUMMARY).exists():
-                    lock.remove_written()
-                    with contextlib.suppress(OSError):  # other programs' files are inside
-                        for path in created:
-                            path.rmdir()
+                if not (folder / SUMMARY).exists():
+                    _remove_beginnings(folder, created)
                 raise
+
+
+def _remove_beginnings(folder: Path, created: Sequence[Path]) -> None:
+    """Remove the files that a study writes before its first result, and folders that are empty."""
+    traces = [file for file in files_below(folder / "traces") if file.suffix == ".parquet"]
+    for file in (folder / CONFIG, folder / ORIGIN, *traces):
+        file.unlink(missing_ok=True)
+    inside = [Path(place) for place, _, _ in os.walk(folder, topdown=False)]
+    for path in dict.fromkeys([*inside, *created]):
+        with contextlib.suppress(OSError):  # other files are inside
+            path.rmdir()
 
 
 @contextlib.contextmanager
@@ -102,11 +111,11 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
     process.
 
     ``record``: the required content of its ``config.json``, missing runs and the command line
-    aside; the folder may have fewer seeds or methods.
+    aside; the folder may have fewer seeds, methods or values of a grid.
     """
-    folder = require_path("resume", folder)
+    folder = require_real(require_path("resume", folder))
     _require_same(folder, record)
-    with alone_in(folder, "resume") as lock, telling(folder, lock):
+    with alone_in(folder, "resume"), telling(folder):
         remove_partials(folder)
         yield folder
 
@@ -136,22 +145,33 @@ def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
             "folder of "
             f"{requested.get('study')}"
         )
-    recorded = _with_more_runs(recorded, requested)
+    before, after = dict(flat(recorded)), dict(flat(requested))
     differing = [
-        name for name in {**requested, **recorded} if requested.get(name) != recorded.get(name)
+        f"{name} = {before.get(name)!r}, not {after.get(name)!r}"
+        for name in {**after, **before}
+        if before.get(name) != after.get(name)
+        and not _adds_runs(name, before.get(name), after.get(name))
     ]
-    # Different options change the hashes of methods and problems, too, which adds nothing.
-    differing = [name for name in differing if not name.startswith("code ")] or differing
     if differing:
-        differences = "; ".join(
-            _difference(name, recorded.get(name), requested.get(name)) for name in differing[:3]
-        )
-        differences += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
+        more = f"; and {counted(len(differing) - 3, 'other')}" if differing[3:] else ""
         raise InputError(
-            f"resume = {str(folder)!r}: holds results of another configuration ({differences}); "
-            "give the options, the "
-            f"code and the versions of that folder, or {RESTART}"
+            f"resume = {str(folder)!r}: holds results of another configuration "
+            f"({'; '.join(differing[:3])}{more}); give the options, files and versions of that "
+            f"folder, to which seeds, methods and values of a grid may be added, or {RESTART}"
         )
+
+
+def _adds_runs(name: str, before: Any, after: Any) -> bool:
+    """Return whether a changed entry of the configuration only adds runs to those in the folder:
+    seeds, methods, or values of a grid.
+    """
+    if name == "seeds":
+        return isinstance(before, int) and after > before
+    if isinstance(before, list) and isinstance(after, list):
+        return all(value in after for value in before)
+    if name.startswith(FILES):  # in Python a study's own file is unknown
+        return not before or after is None
+    return not before and name.startswith("hyperparameters.")
 
 
 def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +179,7 @@ def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in config.items()
-        if name not in (INCOMPLETE, ALL_RUNS, COMMAND, FILES)
+        if name not in (INCOMPLETE, ALL_RUNS, COMMAND, files.CHECKSUM)
     }
 
 
@@ -236,6 +256,11 @@ def listed() -> list[Path]:
     return [Path(line) for line in dict.fromkeys(lines) if os.path.isabs(line)]
 
 
+def around(path: Path) -> Path | None:
+    """Return the folder of results that contains a path; None without one."""
+    return next((folder for folder in path.parents if config_of(folder).get("study")), None)
+
+
 def remember(folder: Path, strict: bool = False) -> None:
     """Append a folder of results, or the folder around it, to the list of known folders.
 
@@ -243,7 +268,7 @@ def remember(folder: Path, strict: bool = False) -> None:
     ``strict``: add these, too, and raise InputError if that fails.
     """
     path = folder.absolute()
-    if not strict and any(config_of(parent).get("study") for parent in path.parents):
+    if not strict and around(path):
         return
     path = path.parent if path.parent.name == "results" else path
     file = index_folder() / FOLDER_LIST
@@ -258,28 +283,6 @@ def remember(folder: Path, strict: bool = False) -> None:
                 f"index = {str(file)!r}: cannot be written: {error}; set ASYNCSIM_INDEX to a "
                 "folder that can"
             ) from error
-
-
-def _with_more_runs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the additional seeds and methods of another."""
-    extended = dict(recorded)
-    seeds, methods, hyperparameters = (
-        recorded.get(name) for name in ("seeds", "methods", "hyperparameters")
-    )
-    if isinstance(seeds, int) and requested["seeds"] > seeds:
-        extended["seeds"] = requested["seeds"]
-    if (
-        isinstance(methods, list)
-        and isinstance(hyperparameters, dict)
-        and set(requested["methods"]) > set(map(str, methods))
-    ):
-        added = [name for name in requested["methods"] if name not in methods]
-        extended["methods"] = requested["methods"]
-        extended["hyperparameters"] = hyperparameters | {
-            name: requested["hyperparameters"][name] for name in added
-        }
-        extended |= {f"code of {name}": requested[f"code of {name}"] for name in added}
-    return extended
 
 
 def command_of(folder: str, study: str) -> list[str]:
@@ -300,44 +303,23 @@ def typed_in(folder: Path | None) -> list[str] | None:
     )
 
 
-def _difference(name: str, recorded: Any, requested: Any) -> str:
-    """Describe the difference of two values of a configuration: the entries of tables, the fact for
-    hashes.
-    """
-    if isinstance(recorded, dict) and isinstance(requested, dict):
-        entries = [
-            key for key in {**recorded, **requested} if recorded.get(key) != requested.get(key)
-        ]
-        return "; ".join(
-            _difference(f"{name} {key}", recorded.get(key), requested.get(key)) for key in entries
-        )
-    if name == "seeds" and isinstance(recorded, int) and requested is not None:
-        return f"seeds = {recorded}, not {requested}: seeds may only be added"
-    if name.startswith("code ") and recorded is not None and requested is not None:
-        return f"{name} has changed"
-    return f"{name} = {recorded!r}, not {requested!r}"
-
-
 def resume_option(folder: Path) -> str:
     """Return the option that resumes a folder, quoted for a shell."""
     return f"--resume {shlex.quote(str(folder))}"
 
 
 @contextlib.contextmanager
-def telling(
-    folder: Path, lock: LockedFolder, resumable: bool = True, instead: str = ""
-) -> Iterator[None]:
+def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator[None]:
     """Add the folder of the finished results to interruptions and bad input, and to interruptions
     how to resume.
 
-    ``lock``: from `asyncsim.base.files.alone_in`; ``resumable``: whether the study has the option
-    ``--resume``; ``instead``: the end of the advice for an unknown command line, " instead of
-    --out".
+    ``resumable``: whether the study has the option ``--resume``; ``instead``: the end of the advice
+    for an unknown command line, " instead of --out".
     """
     try:
         yield
     except BaseException as error:
-        finished = lock.is_there and (folder / SUMMARY).exists()
+        finished = (folder / SUMMARY).exists()
         if isinstance(error, KeyboardInterrupt):
             message = (
                 f"the finished results are in {folder}" if finished else "nothing was finished"
@@ -419,7 +401,7 @@ def _make(out: Path | None, study: str) -> tuple[Path, list[Path]]:
             Path("results", study if number == 1 else f"{study}-{number}") if out is None else out
         )
         try:
-            is_present = out is not None and require_plain(folder).exists()
+            is_present = out is not None and folder.exists()
             if is_present and (not folder.is_dir() or any(folder.iterdir())):
                 raise _occupied(folder)
             created = [path for path in (folder, *folder.parents) if not path.exists()]

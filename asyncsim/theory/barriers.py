@@ -1,6 +1,5 @@
 """The cost of waiting: the time until all or the first few workers finish, and bounded clocks."""
 
-import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -27,13 +26,12 @@ from asyncsim.clusters.laws import (
     parse,
 )
 
-#: Nodes of a panel, and panels between the integrand's first fall and its end.
-_NODES, _PANELS = 12, 400
-#: Largest number of halvings of a panel, and the share of the integral below which changes are
-#: ignored.
-_HALVINGS, _SETTLED = 40, 1e-12
-#: Probability below which an event is ignored.
-_NEGLIGIBLE = 1e-16
+#: Nodes of Gauss's rule between two edges; edges between the integrand's first fall and its end.
+_NODES, _EDGES = 12, 400
+#: Edges are added where the integrand falls by more than this share, for at most so many times.
+_FALL, _ROUNDS = 1 / 50, 12
+#: Times at which the integrand is looked at first, relative to the longest mean.
+_SCAN = np.geomspace(1e-260, 1e43, 3_000)
 
 
 def barrier_time(
@@ -76,18 +74,6 @@ def barrier_time(
         closed = _closed_form(laws[0], count, first)
         return _integrated(laws[:1], count, first) if closed is None else closed
     return _integrated(laws, count, first)
-
-
-def batch_time(law: Law | float | str, workers: int, batch: int = 1) -> float:
-    """Return the long-run mean time per version if every ``batch`` gradients make one.
-
-    ``batch * mean / workers``, for any law, if workers restart at once: asynchronous SGD
-    (``batch = 1``), K-batch-async and, for exponential times, K-batch-sync (Dutta et al. 2018,
-    arXiv 1803.01113).
-    """
-    return (
-        require_count("batch", batch) * as_law("law", law).mean / require_count("workers", workers)
-    )
 
 
 def sum_law(law: Law | float | str, steps: int) -> Law:
@@ -168,61 +154,24 @@ def _fewer_than(first: int, workers: int, finished: np.ndarray) -> np.ndarray:
 def _integral(function: Callable[[np.ndarray], np.ndarray], laws: list[Law]) -> float:
     """Integrate over all times a function that falls to 0 and jumps where the laws do."""
     scale = max(law.mean for law in laws)
-    start = float(function(np.zeros(1))[0])
-    begin = _crossing(lambda t: start - function(t), scale, _NEGLIGIBLE * start)
-    end = _crossing(
-        lambda t: start - function(t) * np.maximum(t / scale, 1.0), scale, start * (1 - 1e-15)
-    )
-    edges = np.geomspace(begin, max(end, begin * (1 + 1e-9)), _PANELS + 1)
-    jumps = np.array([point for law in laws for point in _breakpoints(law)])
-    edges = np.unique(np.concatenate([[0.0], edges, jumps]))
-    return _halved(functools.partial(_panels, function), edges[:-1], edges[1:])
-
-
-def _panels(
-    function: Callable[[np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray
-) -> np.ndarray:
-    """Integrate over each panel, ``[panels]``."""
-    # Lobatto's first and last nodes lie on the edges, so that no jump hides between two panels.
-    highest = np.polynomial.Legendre.basis(_NODES - 1)
-    nodes = np.r_[-1.0, highest.deriv().roots(), 1.0]
-    weights = 2 / (_NODES * (_NODES - 1) * highest(nodes) ** 2)
-    half = (end - begin) / 2
-    times = begin[:, None] + half[:, None] * (1 + nodes)
-    times = np.minimum(
-        times, np.nextafter(end, begin)[:, None]
-    )  # a jump on an edge belongs to the next panel
-    return half * (function(times.ravel()).reshape(times.shape) @ weights)
-
-
-def _halved(
-    over: Callable[[np.ndarray, np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray
-) -> float:
-    """Sum over all panels, halving each until the sum is stable, as where a narrow law falls."""
-    coarse, settled = over(begin, end), 0.0
-    tolerance = _SETTLED * np.abs(coarse).sum()
-    for _ in range(_HALVINGS):
-        middle = (begin + end) / 2
-        lower, upper = over(begin, middle), over(middle, end)
-        rough = np.abs(lower + upper - coarse) > tolerance
-        settled += (lower + upper)[~rough].sum()
-        begin, end = np.r_[begin[rough], middle[rough]], np.r_[middle[rough], end[rough]]
-        coarse = np.r_[lower[rough], upper[rough]]
-        if not rough.any():
+    start, values = float(function(np.zeros(1))[0]), function(_SCAN * scale)
+    # The first times that differ from the start, and that do not matter; later ones are round-off.
+    falls = int(np.argmax(values < start))
+    settled = int(np.argmax(values * np.maximum(_SCAN, 1.0) <= 1e-15 * start))
+    begin, end = scale * _SCAN[[max(falls - 1, 0), settled]]
+    jumps = [point for law in laws for point in _breakpoints(law)]
+    edges = np.unique([0.0, *np.geomspace(begin, max(begin, end), _EDGES), *jumps])
+    shares = np.arange(1, 8) / 8
+    for _ in range(_ROUNDS):
+        steep = -np.diff(function(edges)) > _FALL * start
+        if not steep.any():
             break
-    return float(settled + coarse.sum())
-
-
-def _crossing(rising: Callable[[np.ndarray], np.ndarray], scale: float, level: float) -> float:
-    """Find the time at which a rising function passes a level, by bisection of its logarithm."""
-    low, high = math.log(scale) - 600.0, math.log(scale) + 100.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        if float(rising(np.array([math.exp(middle)]))[0]) > level:
-            high = middle
-        else:
-            low = middle
-    return math.exp(high)
+        between = edges[:-1, None] + np.diff(edges)[:, None] * shares
+        edges = np.unique([*edges, *between[steep].ravel()])
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    half = np.diff(edges) / 2
+    times = edges[:-1, None] + half[:, None] * (1 + nodes)
+    return float(half @ function(times.ravel()).reshape(times.shape) @ weights)
 
 
 def _breakpoints(law: Law) -> list[float]:

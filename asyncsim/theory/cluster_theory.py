@@ -38,7 +38,6 @@ from asyncsim.theory.staleness import (
     first_staleness,
     geometric_staleness,
     geometric_staleness_variance,
-    heterogeneous_geometric_staleness,
     renewal_staleness_variance,
 )
 
@@ -490,15 +489,16 @@ def _geometric(rates: list[float], shift: int) -> dict[str, Any]:
             "std": math.sqrt(geometric_staleness_variance(n)),
             "probability": probability,
         }
-    expected = heterogeneous_geometric_staleness(rates)
-    shares, means = expected.shares, expected.means
+    # A commit is by worker ``i`` with the probability of its share, which ends its geometric wait.
+    shares = np.array(rates) / sum(rates)
+    means = (1 - shares) / shares
     second_moment = float(shares @ (means * (means + 1) + means**2))
 
     def mixture(k: np.ndarray) -> np.ndarray:
         probabilities = shares**2 * (1 - shares) ** np.maximum(k[..., None], 0)
         return np.where(k >= 0, probabilities.sum(axis=-1), 0.0)
 
-    std = math.sqrt(second_moment - expected.over_updates**2)
+    std = math.sqrt(second_moment - (n - 1) ** 2)
     return {
         "law": "geometric law of each worker",
         "std": std,

@@ -2,56 +2,7 @@
 
 import math
 
-import numpy as np
-
 from asyncsim.base.errors import require_nonnegative, require_positive
-from asyncsim.clusters.laws import Law, LawLike, as_law
-
-#: Grid points of the integrals over a law.
-_POINTS = 200_000
-
-
-def availability(every: LawLike, lasts: LawLike) -> float:
-    """Return the share of the time outside spells of mean ``lasts``, mean ``every`` apart."""
-    up, down = as_law("every", every).mean, as_law("lasts", lasts).mean
-    return up / (up + down)
-
-
-def mean_speed(every: LawLike, lasts: LawLike, speed: float) -> float:
-    """Return the mean speed of a worker with slow spells, relative to its full speed.
-
-    Exact in the long run for a worker that only computes: a computation is an integral of the
-    speed, so the rate of computations is proportional to it.
-    """
-    up_share = availability(every, lasts)
-    return up_share + (1.0 - up_share) * require_nonnegative("speed", speed)
-
-
-def crash_rate(compute: LawLike, every: float, lasts: float) -> float:
-    """Return the computations per second that a worker completes, if a crash restarts them.
-
-    With crashes at exponential times of mean ``M = every`` after each return, absences of mean
-    ``lasts``, and ``L = E[exp(-X / M)]`` of a computation ``X``::
-
-        rate = availability * L / (M (1 - L))
-
-    Each attempt succeeds with probability ``L`` and takes ``M (1 - L)`` on average. Only computing
-    takes time.
-    """
-    law, mean = as_law("compute", compute), require_positive("every", every, "s")
-    success = laplace(law, 1.0 / mean)
-    return (
-        mean
-        / (mean + require_nonnegative("lasts", lasts, "s"))
-        * success
-        / (mean * (1.0 - success))
-    )
-
-
-def laplace(law: Law, rate: float) -> float:
-    """Compute ``E[exp(-rate X)]`` of a law, from its distribution function."""
-    points = (np.arange(_POINTS) + 0.5) / _POINTS
-    return float(np.mean(law.cdf(-np.log(points) / rate)))
 
 
 def young_interval(cost: float, every: float) -> float:

@@ -4,8 +4,6 @@ All for averaging alone, without gradients: ``x <- P x`` with the matrices of th
 workers in step.
 """
 
-import math
-
 import numpy as np
 
 from asyncsim.base.errors import require_count
@@ -47,46 +45,6 @@ def spectral_gap(topology: Topology | str, workers: int) -> float:
     Lian et al. 2017, arXiv 1705.09056, assumption 1.3.
     """
     return 1.0 - consensus_rate(topology, workers)
-
-
-def ring_second_eigenvalue(workers: int) -> float:
-    """Return a ring's second largest eigenvalue, ``(1 + 2 cos(2 pi / workers)) / 3``; 3 or more."""
-    return (1 + 2 * math.cos(2 * math.pi / require_count("workers", workers, minimum=3))) / 3
-
-
-def rounds_to_average(topology: Topology | str, workers: int) -> int | None:
-    """Return the rounds from a cycle's start to an exact mean; None if one cycle is too short."""
-    product = np.eye(workers)
-    for rounds, matrix in enumerate(as_topology(topology).matrices(workers)):
-        if abs(product - 1 / workers).max() < _ROUND_OFF:
-            return rounds
-        product = matrix @ product
-    return (
-        len(as_topology(topology).edges(workers))
-        if abs(product - 1 / workers).max() < _ROUND_OFF
-        else None
-    )
-
-
-def pair_contraction(topology: Topology | str, workers: int) -> float:
-    """Return the factor by which a random pair's exchange shrinks the expected squared distance.
-
-    Exponential clocks of equal rate: each worker is equally likely to start the next exchange, with
-    a random neighbour. The factor is the second largest eigenvalue of the mean matrix. It is exact
-    on the complete graph, ``1 - 1 / (workers - 1)``, and an upper bound elsewhere.
-
-    References
-    ----------
-    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms".
-    """
-    neighbours = as_topology(topology).neighbours(workers)
-    mean = np.eye(workers)
-    for worker, partners in enumerate(neighbours):
-        for partner in partners:
-            step = np.zeros(workers)
-            step[[worker, partner]] = 1, -1
-            mean -= np.outer(step, step) / (2 * workers * len(partners))
-    return float(np.sort(np.linalg.eigvalsh(mean))[-2]) if workers > 1 else 0.0
 
 
 def _product(topology: Topology | str, workers: int) -> np.ndarray:

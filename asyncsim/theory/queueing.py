@@ -45,23 +45,6 @@ def repairman(workers: int, think: float, service: float) -> Repairman:
     return Repairman(throughput, in_system, response, throughput * service)
 
 
-def repairman_probabilities(workers: int, think: float, service: float) -> np.ndarray:
-    """Return the probabilities of 0, 1, ..., ``workers`` visits in the system, shape
-    ``[workers + 1]``.
-
-    ``P_k`` is proportional to ``N! / (N - k)! * (service / think)**k``. Assumptions as for
-    ``repairman``.
-    """
-    workers, think, service = _checked(workers, think, service)
-    if think == 0 or service == 0:
-        return np.eye(workers + 1)[workers if think == 0 else 0]
-    # Logarithms: the weights themselves overflow from 170 workers on.
-    ratios = np.log(workers - np.arange(workers)) + np.log(service) - np.log(think)
-    log_weights = np.concatenate([[0.0], np.cumsum(ratios)])
-    weights = np.exp(log_weights - log_weights.max())
-    return weights / weights.sum()
-
-
 def saturation_bound(workers: int, think: float, service: float) -> float:
     """Return the largest possible throughput, visits per second:
     ``min(N / (think + service), 1 / service)``.

@@ -58,7 +58,7 @@ def mean_staleness(rollouts: Rollouts, update_time: float, weight: str = "sample
         raise InputError(f"weight = {weight!r}: must be 'samples' or 'tokens'")
     rho, queue = load(rollouts, update_time), rollouts.queue
     per_batch = rollouts.slots / rollouts.batch
-    if rollouts.consume != "finished" or rollouts.submit != "rollout" or rollouts.publish > 1:
+    if rollouts.consume != "finished" or rollouts.submit != "rollout":
         return float(queue.eta) if queue.eta is not None and weight == "samples" else None
     if queue.eta is not None:
         return float(queue.eta) if weight == "samples" else None

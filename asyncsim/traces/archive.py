@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncsim.base.errors import InputError, require_free, require_path
-from asyncsim.base.files import open_file, require_plain, write_whole
+from asyncsim.base.files import open_file, write_whole
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.traces.columns import TABLES, Source, arrays_of, table_of
 from asyncsim.traces.samples import SAMPLE_OUTCOMES, RolloutTables
@@ -57,7 +57,7 @@ def write_trace(trace: "Trace", path: Path) -> Path:
 def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
     """Read a trace; see `Trace.load`."""
     path = require_path("path", path)
-    if not require_plain(path).is_file():
+    if not path.exists():
         raise InputError(f"path = {str(path)!r}: no such file; give one that Trace.save wrote")
     try:
         with (

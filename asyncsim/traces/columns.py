@@ -12,7 +12,7 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.clusters.policy import Policy, as_policy
 
 #: Outcomes of a message; a message that is lost does not arrive.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled", "lost")
@@ -206,7 +206,7 @@ class Source:
     @property
     def policy(self) -> Policy:
         """The timing policy."""
-        return parse_policy(self.recorded_policy) if self.cluster is None else self.cluster.policy
+        return as_policy(self.recorded_policy) if self.cluster is None else self.cluster.policy
 
 
 def previous_rows(worker: np.ndarray, incarnation: Any = 0) -> np.ndarray:

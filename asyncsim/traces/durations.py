@@ -61,7 +61,6 @@ class Durations(NamedTuple):
     #: Per journey: way down and way up together, between a read visit and the write visit that
     #: follows it; None where a message is formed before it leaves.
     round_trip: np.ndarray | None
-    idle: np.ndarray  #: per commit: how long each message waited although the server was free
     cancelled: Cancelled
 
     @property
@@ -138,9 +137,7 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     require_asynchronous("trace", trace)
     _check_times(trace.frame)
     _check_services(trace)
-    began = trace.frame["serve_time"].to_numpy()
     trace = attended(trace)
-    idle = began - trace.frame["serve_time"].to_numpy()
     warm_up, frame = warm_up_of(trace, warm_up), trace.frame
     applied = frame["outcome"] == "applied"
     # Computations after a death are left out: they began from a read in a visit that is no row's.
@@ -185,7 +182,6 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
         (arrived - sent)[computed] if tells else None,
         down[used],
         round_trip,
-        idle[used],
         Cancelled((stopped - starts)[died], worker[died], starts[died]),
     )
 

@@ -108,9 +108,8 @@ def largest_staleness(cluster: Cluster) -> int | None:
     """Return the staleness that no trained sample exceeds; None if none is known.
 
     `discard` checks it as a learner takes a batch. `pace` bounds it if groups are consumed in the
-    order of their starts and every version is published: the samples before one in the window fill
-    at most ``eta`` batches. Both hold for one learner: of several, the others make versions while
-    one computes.
+    order of their starts: the samples before one in the window fill at most ``eta`` batches. Both
+    hold for one learner: of several, the others make versions while one computes.
     """
     rollouts = cluster.rollouts
     if rollouts is None or cluster.workers > 1:
@@ -118,7 +117,7 @@ def largest_staleness(cluster: Cluster) -> int | None:
     queue = rollouts.queue
     if queue.limit is not None:
         return queue.limit
-    if queue.eta is not None and rollouts.consume == "started" and rollouts.publish == 1:
+    if queue.eta is not None and rollouts.consume == "started":
         return queue.eta
     return None
 

@@ -14,7 +14,7 @@ import functools
 from asyncsim.base.console import summary_of
 from asyncsim.drawing.paper import Drawing, Paper, Study
 
-from . import collapse, grid, progress
+from . import clusters, grid, lines
 
 _GRID = "on two cores about 3 min with small; paper is an accelerator's work, a day on two cores"
 
@@ -43,13 +43,11 @@ FIGURES = {
         functools.partial(grid.accuracy, method="aeasgd"),
     ),
     "efficiency": Drawing("windows", "temporal efficiency of AGN over AEASGD", grid.efficiency),
-    "times": Drawing("windows", "training times by workers and window", grid.times),
-    "staleness": Drawing("windows", "staleness with n workers", collapse.staleness),
-    "collapse": Drawing("windows", "DOWNPOUR's collapse with more workers", collapse.collapse),
-    "time": Drawing("windows", "AGN's accuracy over time, by workers and window", progress.time),
-    "updates": Drawing("windows", "size and direction of updates by window", progress.updates),
-    "path": Drawing("path", "path of AGN's central variable by window", progress.path),
-    "factor": Drawing("windows", "ADAG's factor over time", progress.factor),
+    "times": Drawing("windows", "training times by workers and window", lines.times),
+    "staleness": Drawing("windows", "staleness with n workers", clusters.staleness),
+    "collapse": Drawing("windows", "DOWNPOUR's collapse with more workers", lines.collapse),
+    "updates": Drawing("windows", "size and direction of updates by window", lines.updates),
+    "path": Drawing("path", "path of AGN's central variable by window", clusters.path),
 }
 
 PAPER = Paper("agn", summary_of(__doc__), STUDIES, FIGURES)

@@ -1,6 +1,4 @@
-"""Accuracies, temporal efficiency and training times over workers and windows, ours and
-published.
-"""
+"""Accuracies and temporal efficiency over workers and windows, ours and published."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -27,15 +25,6 @@ _COMPARED = ("agn", "aeasgd")
 _LOWEST = 90.0
 #: Minimal half width of the colour scale of temporal efficiencies around one.
 _NEAREST = 0.01
-#: Minibatches of a run in the thesis, the cluster that fits its times (the study's with --scale
-#: paper), and examples of MNIST.
-_GRADIENTS = 18_750
-_CLUSTER = {
-    "compute": "gamma(mean=0.44, cv=0.2)",
-    "service": "constant(0.2)",
-    "protocol": "write_then_read",
-}
-_EXAMPLES = 60_000
 
 
 def accuracy(results: Finished, method: str) -> Figure:
@@ -89,75 +78,6 @@ def _cell(values: pd.Series, key: Any) -> str:
     """Describe a cell of a map and its value."""
     workers = counted(int(key[0]), "worker")
     return f"{number_text(values[key])} with {workers} and a window of {key[1]}"
-
-
-def times(results: Finished) -> Figure:
-    """Draw the training time against the workers, ours and published, a curve for each window."""
-    table = results.table("grid.csv")
-    if not _matches_thesis(results):
-        raise InputError(
-            f"folder = {str(results.folder)!r}: its problem, its cluster or its gradients differ "
-            "from the thesis"
-        )
-    ours = table.drop_duplicates(["workers", "window"]).set_index(["workers", "window"])["seconds"]
-    theirs = published.grid("seconds", "agn")
-    figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
-    off = (ours / theirs - 1).abs().max()
-    figure.set_label(f"Simulated times differ from the published ones by at most {off:.0%}.")
-    for window, shade in look.shades(sorted(set(ours.index.get_level_values(1)))).items():
-        our_times = ours.xs(window, level=1).sort_index()
-        axes.plot(
-            our_times.index,
-            our_times,
-            color=shade.color,
-            marker=shade.marker,
-            markersize=3.2,
-            label=f"\u03bb = {window}",
-        )
-        if window in theirs.index.get_level_values(1):
-            published_times = theirs.xs(window, level=1)
-            style: dict[str, Any] = {
-                "color": shade.color,
-                "marker": shade.marker,
-                "markerfacecolor": "white",
-            }
-            axes.plot(
-                published_times.index, published_times, linestyle="none", markersize=4.5, **style
-            )
-    hollow: dict[str, Any] = {
-        "marker": "o",
-        "markerfacecolor": "white",
-        "linestyle": "none",
-        "color": look.BLACK,
-    }
-    axes.plot([], [], markersize=4.5, label="published (AGN)", **hollow)
-    layout.whole_ticks(axes.xaxis)
-    axes.set_xlabel("workers n")
-    axes.set_ylabel("training time (s)")
-    axes.set_ylim(0, None)
-    handles, _ = axes.get_legend_handles_labels()
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    layout.title(
-        figure,
-        f"time of {_GRADIENTS:,} minibatches of MNIST, simulated and published "
-        f"({published.SOURCE})",
-    )
-    return figure
-
-
-def _matches_thesis(results: Finished) -> bool:
-    config = results.config
-    gradients = (
-        config.get("epochs", 0)
-        * _EXAMPLES
-        / config.get("problem_config", {}).get("batch_size", np.inf)
-    )
-    full_run = config.get("steps") == 0 and abs(gradients / _GRADIENTS - 1) < 0.01
-    return (
-        is_thesis(results)
-        and full_run
-        and all(config.get(name) == value for name, value in _CLUSTER.items())
-    )
 
 
 def _accuracies(results: Finished, table: pd.DataFrame, method: str) -> dict[str, pd.Series]:

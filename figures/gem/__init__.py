@@ -19,11 +19,10 @@ import pandas as pd
 
 from asyncsim.base.console import summary_of
 from asyncsim.base.files import open_file, write_csv
-from asyncsim.drawing import look
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.study.finished import Finished
 
-from . import energy, forensics, kappa, limits, losses, momentum, pace, published, queue, tensors
+from . import energy, families, losses, pace, published, queue, tensors
 from .panels import is_paper
 
 #: The table of deviations, beside the figures.
@@ -49,8 +48,6 @@ STUDIES = {
     "tensors": Study("tensors", _minutes(1, 60)),
     "energy": Study("energy", _minutes(1, 60)),
     "queue": Study("queue", _minutes(1, 10)),
-    "momentum": Study("momentum", _minutes(1, 5)),
-    "forensics": Study("forensics", _minutes(1, 240)),
 }
 
 _of = functools.partial
@@ -63,17 +60,16 @@ def _on_paper_task(
     return lambda results: measure(results) if is_paper(results) else []
 
 
+def _family(name: str) -> Drawing:
+    """Return a figure of `families.FAMILIES`."""
+    shown = families.FAMILIES[name]
+    measure = _on_paper_task(_of(families.measure, name=name))
+    return Drawing(shown.study, shown.subject, _of(families.draw, name=name), measure)
+
+
 #: The figures by name: the paper's by their numbers, then further ones.
 FIGURES = {
-    **{
-        panel: Drawing(
-            "stability",
-            f"loss of {look.METHOD_LOOKS[method].label} with n workers",
-            _of(losses.of_workers, panel=panel),
-            _on_paper_task(_of(losses.measure_of_workers, panel=panel)),
-        )
-        for panel, method in losses.METHODS.items()
-    },
+    **{name: _family(name) for name in ("1a", "1b", "1c")},
     "1d": Drawing(
         "stability", "final loss against n", losses.final, _on_paper_task(losses.measure_final)
     ),
@@ -83,12 +79,7 @@ FIGURES = {
         losses.hundred,
         _on_paper_task(losses.measure_hundred),
     ),
-    "3": Drawing(
-        "stability",
-        "GEM's median factor with n workers",
-        losses.factors,
-        _on_paper_task(losses.measure_factors),
-    ),
+    "3": _family("3"),
     "4": Drawing(
         "speedup",
         "loss over time, a batch divided among n workers",
@@ -101,62 +92,18 @@ FIGURES = {
         pace.generalization,
         _on_paper_task(pace.measure_generalization),
     ),
-    **{
-        panel: Drawing(
-            "misspecification",
-            f"{methods} at too high a rate",
-            _of(pace.misspecified, panel=panel),
-            _on_paper_task(_of(pace.measure_misspecified, panel=panel)),
-        )
-        for panel, methods in (("6a", "GEM and SGD"), ("6b", "DOWNPOUR"))
-    },
-    "7": Drawing("tensors", "loss of fewer and more workers", tensors.losses),
-    "8a": Drawing(
-        "kappa",
-        "loss by the energy of the proxy",
-        kappa.losses,
-        _on_paper_task(kappa.measure_losses),
-    ),
-    "8b": Drawing(
-        "kappa",
-        "GEM's median factor by the energy of the proxy",
-        kappa.factors,
-        _on_paper_task(kappa.measure_factors),
-    ),
+    **{name: _family(name) for name in ("6a", "6b", "7", "8a", "8b")},
     "9": Drawing(
         "tensors", "median factor of each tensor, fewer workers", _of(tensors.heat_map, place=0)
     ),
     "10": Drawing(
         "tensors", "median factor of each tensor, more workers", _of(tensors.heat_map, place=1)
     ),
-    "learning_rates": Drawing(
-        "stability", "figure 1a to c at each learning rate", losses.of_workers_at_all_rates
-    ),
-    "misspecification": Drawing(
-        "misspecification", "final loss against the learning rate", pace.rates
-    ),
-    "speedup": Drawing(
-        "speedup", "time to a target, a batch divided among n workers", pace.times_to_target
-    ),
-    "limits": Drawing(
-        "stability", "largest stable n and learning rate of each method", limits.limits
-    ),
     "energy": Drawing(
         "energy", "central over proxy energy against n; where the clip binds", energy.by_workers
     ),
-    "energy_time": Drawing(
-        "energy", "energies over time, by tensor and by worker", energy.over_time
-    ),
-    "queue": Drawing(
-        "queue", "first come or lowest rank first: shares, staleness, losses", queue.discipline
-    ),
-    "momentum": Drawing("momentum", "implicit momentum against 1 - 1/n", momentum.implicit),
-    "forensics": Drawing(
-        "forensics",
-        "which cluster fits the published curves",
-        forensics.fitted,
-        _on_paper_task(forensics.measure),
-    ),
+    "energy_time": Drawing("energy", "energies over time, and by tensor", energy.over_time),
+    "queue": Drawing("queue", "first come or lowest rank first: shares, staleness", queue.ranks),
 }
 
 

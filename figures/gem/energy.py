@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from asyncsim.base.console import counted, number_text, tensor_label
 from asyncsim.base.errors import InputError
@@ -31,140 +30,86 @@ from .panels import (
     with_all_workers,
 )
 
-_METHODS = ("gem", "downpour")
 #: Ratios below this are drawn here: many weights do not move at all, which a logarithm cannot show.
 _LOWEST_RATIO = 1e-4
 #: Range of a map's colours on both sides of a ratio of one (powers of ten).
 _DECADES = 2.0
-#: Hatching of cells without a value, distinct from all colours and from the grey of stability.
-_NOTHING: dict[str, Any] = {
-    "facecolor": "white",
-    "edgecolor": "#a0a0a0",
-    "hatch": "//////",
-    "linewidth": 0,
-}
 _SHARES = {
-    "clipped_low": ("clip binds at 0", look.BLUE, "o", "-"),
+    "clipped_low": ("clip binds at 0", look.PURPLE, "o", "-"),
     "clipped_high": ("clip binds at {pi_max}", look.ORANGE, "s", "--"),
     "opposite_sign": ("opposite signs of drift and update", look.GREEN, "^", "-."),
 }
 
 
 def by_workers(results: Finished) -> Figure:
-    """Draw central over proxy energy against n, for the whole vector and by weight, and shares of
-    weights.
+    """Draw central over proxy energy against n, for the whole vector and by weight of GEM, and
+    shares of weights.
     """
     results = with_all_workers(at_rate(results))
     looks = look.looks(methods_of(results))
-    figure, panels = look.new_figure(look.DOUBLE, 4.9, 2, 2, sharex=True)
-    vector_axes, gem, shares, downpour = panels
+    figure, (vector, weights, shares) = look.new_figure(look.DOUBLE, 2.9, 3, sharex=True)
     for name, appearance in looks.items():
         late = _late(chosen(results, method=name), _vector_ratio)
-        draw_band(
-            vector_axes,
-            late,
-            appearance.color,
-            linestyle=appearance.line,
-            marker="o",
-            ms=3,
-            label=appearance.label,
-        )
-    drawn = {}
-    for axes, name in zip((gem, downpour), _METHODS, strict=True):
-        axes.set_title(f"each weight, {look.METHOD_LOOKS[name].label}")
-        if name in looks:
-            _weights(axes, chosen(results, method=name), look.METHOD_LOOKS[name])
-            drawn[name] = axes
-        else:
-            _say_no_run(axes, name)
-    for axes in (vector_axes, *drawn.values()):
+        style: dict[str, Any] = {"linestyle": appearance.line, "marker": "o", "ms": 3}
+        draw_band(vector, late, appearance.color, label=appearance.label, **style)
+    vector.set_title("whole vector")
+    weights.set_title("each weight, GEM")
+    if "gem" in looks:
+        _weights(weights, chosen(results, method="gem"), look.METHOD_LOOKS["gem"])
+    else:
+        layout.say_inside(weights, "no run of GEM")
+    for axes in (vector, weights):
         axes.set_yscale("log")
         axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0)
-        axes.set_ylabel("central / proxy energy")
-    limits = np.array([axes.get_ylim() for axes in drawn.values()])
-    for axes in drawn.values():
-        low, high = limits.min(), limits.max()
-        # Room for the legend below.
-        axes.set_ylim(low / (high / low) ** 0.4, high)
-    vector_axes.set_title("whole vector")
-    layout.legend_inside(vector_axes)
-    # Beside the panel, where no curve is.
-    vector_axes.annotate(
-        "compliant",
-        (1, 1),
-        (2, 0),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        ha="left",
-        va="center",
-        fontsize=7,
-    )
+    vector.set_ylabel("central / proxy energy")
     _draw_shares(shares, results)
-    for axes in panels:
+    for axes in (vector, weights, shares):
         axes.set_xscale("log")
         layout.ticks_at(axes.xaxis, values_of(results, "workers"))
-        axes.tick_params(labelbottom=True)
         axes.set_xlabel("workers n")
-    for name, appearance in looks.items():
-        _mark_diverged(vector_axes, results, name, appearance)
-    for name, axes in drawn.items():
-        _mark_diverged(axes, results, name, look.METHOD_LOOKS[name])
-    _finish_by_workers(figure, results)
+    for name in results.rows(status="diverged")["method"].unique():
+        counts = results.rows(method=name, status="diverged")["workers"].unique()
+        top = [vector.get_ylim()[1]] * len(counts)
+        vector.plot(counts, top, color=looks[name].color, clip_on=False, **DIVERGED)
     figure.set_label(_finding(results, looks, values_of(results, "workers")[-1]))
+    text = "central against proxy energy, medians over the last tenth of the runs"
+    handles = list(layout.labelled(figure).values())
+    title = setting(results, text, statistic="median and range of")
+    finish(figure, vector, title, handles, columns=3)
     return figure
 
 
 def over_time(results: Finished) -> Figure:
-    """Draw energies and compliance over worker steps, at the number of workers nearest to ten."""
+    """Draw energies over worker steps, and their ratio by tensor, at the number of workers nearest
+    to ten.
+    """
     results = with_all_workers(at_rate(results))
     counts = values_of(results, "workers")
     n = min(counts, key=lambda count: abs(np.log(count / 10)))
     results = chosen(results, workers=n)
     looks = look.looks(methods_of(results))
-    heights, empty = {"height_ratios": [1.3, 1, 1]}, False
     columns = len(looks)
-    figure, panels = look.new_figure(
-        look.DOUBLE, 6.4, columns, 3, sharex=True, sharey="row", gridspec_kw=heights
-    )
-    image: Any = None
-    for column, (name, appearance) in enumerate(looks.items()):
+    figure, panels = look.new_figure(look.DOUBLE, 4.6, columns, 2, sharex=True, sharey="row")
+    for (name, appearance), over, tensors in zip(
+        looks.items(), panels[:columns], panels[columns:], strict=True
+    ):
         rows = chosen(results, method=name)
         runs = rows.runs()
-        over, tensors, workers = panels[column::columns]
         over.set_title(appearance.label)
         _energies(over, runs, n, rates(rows))
-        for axes, table, labels in (
-            (tensors, _by_tensor(runs, n), True),
-            (workers, _by_worker(runs, n), False),
-        ):
-            image = _map(axes, table, labels)
-            empty |= not np.isfinite(table).all(axis=None)
-        workers.set_xlabel(STEPS if columns < 3 else "worker steps")
-        layout.whole_ticks(workers.xaxis, "auto")
-        for axes, label in zip(
-            (over, tensors, workers), ("energy", "tensor", "worker"), strict=True
-        ):
+        image = _map(tensors, _by_tensor(runs, n))
+        tensors.set_xlabel(STEPS if columns < 3 else "worker steps")
+        layout.whole_ticks(tensors.xaxis, "auto")
+        for axes, label in ((over, "energy"), (tensors, "tensor")):
             axes.set_ylabel(label)
             axes.label_outer()
     lines = [line.get_ydata() for axes in panels[:columns] for line in axes.lines]
     log_axis(panels[0], lines, "energy (half squared step)")
-    figure.colorbar(
-        image,
-        ax=panels[columns:],
-        label="log10 of central / proxy energy",
-        extend="both",
-        shrink=0.7,
-    )
-    legend: dict[str, Any] = {}  # the potential energy is not in every panel
-    for axes in panels[:columns]:
-        # Keep the first panel's handles, which `finish` compares with.
-        legend = {
-            str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]
-        } | legend
+    label = "log10 of central / proxy energy"
+    figure.colorbar(image, ax=panels[columns:], label=label, extend="both", shrink=0.7)
     figure.set_label(_finding(results, looks, n))
     text = setting(results, f"energies over time, {counted(n, 'worker')}")
-    handles = [*legend.values(), Patch(label="no commit with both energies", **_NOTHING)]
-    finish(figure, panels[0], text, handles if empty else handles[:-1], columns=4)
+    finish(figure, panels[0], text, list(layout.labelled(figure).values()), columns=4)
     return figure
 
 
@@ -251,62 +196,24 @@ def _weights(axes: Axes, results: Finished, appearance: look.Look) -> None:
         ms=3,
         label="median",
     )
-    axes.legend(loc="lower left")
 
 
 def _draw_shares(axes: Axes, results: Finished) -> None:
-    """Draw GEM's shares of clipped weights, and the share of DOWNPOUR's updates against the drift
-    if recorded.
-    """
+    """Draw the shares of GEM's weights where it cannot match the energies, if recorded."""
     clipped_to = results.config.get("hyperparameters", {}).get("gem", {}).get("pi_max")
-    # A method without a clip has no such records.
     pi_max = "its upper end" if clipped_to is None else f"{clipped_to:g}"
-    drawn = [
-        ("gem", quantity, label.format(pi_max=pi_max), *style)
-        for quantity, (label, *style) in _SHARES.items()
-    ]
-    label = f"{_SHARES['opposite_sign'][0]}, DOWNPOUR"
-    drawn.append(("downpour", "opposite_sign", label, look.VERMILLION, "v", ":"))
-    for method, quantity, label, color, marker, line in drawn:
-        rows = results.rows(method=method)
-        late = _late(results._replace(summary=rows), _diagnosed(quantity, None))
-        if late["median"].isna().all():
-            continue
-        draw_band(axes, late, color, linestyle=line, marker=marker, ms=3, label=label)
-    axes.set_title("where GEM cannot match the energies")
-    if axes.lines:
-        if "gem" not in set(results.summary["method"]):
-            axes.set_title("where updates go against the drift")
-        axes.set_ylim(0, 1)
-        axes.set_yticks(np.linspace(0, 1, 6))
-        axes.set_ylabel("share of the weights")
-        layout.legend_under(axes)
-    else:
-        _say_no_run(axes, "gem")
-
-
-def _say_no_run(axes: Axes, method: str) -> None:
-    layout.say_inside(axes, f"no run of {look.METHOD_LOOKS[method].label}")
-    axes.set_yticks([])
-
-
-def _mark_diverged(axes: Axes, results: Finished, method: str, appearance: look.Look) -> None:
-    rows = results.rows(method=method, status="diverged")
-    for n in rows["workers"].unique():
-        axes.plot(n, axes.get_ylim()[1], color=appearance.color, clip_on=False, **DIVERGED)
-
-
-def _finish_by_workers(figure: Figure, results: Finished) -> None:
-    text = setting(
-        results,
-        "central against proxy energy, medians over the last tenth of the runs; below 0.0001 drawn "
-        "there",
-        statistic="median and range of",
-    )
-    crosses = (results.summary["status"] == "diverged").any()
-    layout.title(
-        figure, text + ("; crosses: some run diverged, shown until then" if crosses else "")
-    )
+    axes.set_title("where GEM cannot match")
+    rows = results._replace(summary=results.rows(method="gem"))
+    for quantity, (label, color, marker, line) in _SHARES.items():
+        late = _late(rows, _diagnosed(quantity, None))
+        if late["median"].notna().any():
+            text = label.format(pi_max=pi_max)
+            draw_band(axes, late, color, linestyle=line, marker=marker, ms=3, label=text)
+    if not axes.lines:
+        layout.say_inside(axes, "no run of GEM")
+        return
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("share of the weights")
 
 
 def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rates: Sequence[float]) -> None:
@@ -369,23 +276,12 @@ def _by_tensor(runs: Sequence[Run], n: int) -> pd.DataFrame:
     return pd.DataFrame(ratios, index=steps).T
 
 
-def _by_worker(runs: Sequence[Run], n: int) -> pd.DataFrame:
-    """Compute the logarithm of the ratio of sums over commits and seeds, workers by worker step."""
-    width = bin_steps(runs, n)
-    commits = pd.concat([run.commits for run in runs])
-    place = commits["commit"] // (width * n)
-    sums = commits.groupby(["worker", place])[["central_energy", "proxy_energy"]].sum()
-    ratio = _log_ratio(sums["central_energy"].to_numpy(), sums["proxy_energy"].to_numpy())
-    table = pd.Series(ratio, sums.index).unstack().reindex(range(n))
-    return table.set_axis((table.columns + 0.5) * width, axis=1)
-
-
 def _log_ratio(central: np.ndarray, proxy: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log10(central / proxy)
 
 
-def _map(axes: Axes, table: pd.DataFrame, labels: bool = True) -> Any:
+def _map(axes: Axes, table: pd.DataFrame) -> Any:
     rows = np.arange(len(table) + 1) - 0.5
     style: dict[str, Any] = {
         "cmap": "PuOr_r",
@@ -396,12 +292,8 @@ def _map(axes: Axes, table: pd.DataFrame, labels: bool = True) -> Any:
     image = axes.pcolormesh(
         _edges(table.columns.to_numpy(float)), rows, table.to_numpy(float), **style
     )
-    if labels:
-        axes.set_yticks(rows[:-1] + 0.5, [tensor_label(name) for name in table.index])
-    else:
-        layout.whole_ticks(axes.yaxis)
+    axes.set_yticks(rows[:-1] + 0.5, [tensor_label(name) for name in table.index])
     axes.set_ylim(len(table) - 0.5, -0.5)
-    axes.patch.set(**_NOTHING)
     return image
 
 

@@ -1,9 +1,6 @@
-"""Figures 1, 2 and 3: losses for several numbers of workers, method by method, and GEM's median
-factor.
-"""
+"""Figures 1d and 2: final losses by the number of workers, and GEM with 100 workers over time."""
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from asyncsim.base.console import counted, number_text
-from asyncsim.base.errors import InputError
-from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import Curve, draw_band, trace_length
-from asyncsim.replays.run import Run
+from asyncsim.drawing import findings, look
+from asyncsim.drawing.curves import draw_band
 from asyncsim.study.finished import Finished
-from asyncsim.study.outcome import FINAL_SHARE
 
 from . import published
 from .panels import (
@@ -26,81 +20,26 @@ from .panels import (
     PANEL,
     at_rate,
     chosen,
+    curve_row,
     diverged_of,
     draw_family,
-    family,
-    finding,
     finish,
     is_paper,
     log_axis,
     loss,
-    median_pi,
     methods_of,
     point_text,
-    published_curves,
-    published_handles,
-    rate_of,
-    rates,
+    rate_text,
     setting,
     values_of,
     with_all_workers,
 )
 from .published import Deviation
 
-#: The panels of figure 1 by their methods.
-METHODS = {"1a": "gem", "1b": "downpour", "1c": "adaptive_staleness"}
-#: Largest accepted deviation of a curve of figure 1a, and of a final median factor (absolute,
-#: relative).
-BAR, PI_BAR, PI_RELATIVE = 0.08, 0.03, 0.25
+#: The methods of figure 1.
+_METHODS = ("gem", "downpour", "adaptive_staleness")
 #: The paper's test accuracy in figure 2, and the lowest accepted one.
 ACCURACY, LEAST_ACCURACY = 0.9938, 0.992
-
-
-def of_workers(results: Finished, panel: str) -> Figure:
-    """Draw the losses of one method for each number of workers: figure 1a, b or c."""
-    method = METHODS[panel]
-    results = at_rate(chosen(results, method=method))
-    figure, (axes,) = look.new_figure(*PANEL)
-    appearance = look.METHOD_LOOKS[method]
-    curves = _loss_panel(axes, results, method, appearance)
-    figure.set_label(finding(curves))
-    text = setting(results, f"{appearance.label} with n workers", _points(results))
-    finish(figure, axes, text, published_handles(figure, axes))
-    return figure
-
-
-def of_workers_at_all_rates(results: Finished) -> Figure:
-    """Draw figures 1a to c for all methods and learning rates: a row for each rate, a column for
-    each method.
-    """
-    results = with_all_workers(results)
-    looks = look.looks(methods_of(results))
-    all_rates = rates(results)
-    if not all_rates:
-        raise InputError(f"folder = {str(results.folder)!r}: no learning rates")
-    size = (look.DOUBLE, 2.2 * len(all_rates) + 0.7)
-    figure, all_axes = look.new_figure(*size, len(looks), len(all_rates), sharex=True, sharey=True)
-    for row, rate in enumerate(all_rates):
-        for column, (method, appearance) in enumerate(looks.items()):
-            axes = all_axes[row * len(looks) + column]
-            selection = at_rate(results._replace(summary=results.rows(method=method)), rate)
-            if len(selection.summary):
-                _loss_panel(axes, selection, method, appearance)
-            else:  # a study that was interrupted
-                layout.say_inside(axes, "not run")
-            axes.set_title(f"{appearance.label}, \u03b7 = {rate:g}")
-            axes.label_outer()
-    # Shared limits that show all curves.
-    limits = [line.get_ydata() for axes in all_axes for line in axes.lines]
-    drawn = next(axes for axes in all_axes if axes.lines)
-    log_axis(drawn, limits, limit=MOST_LOSS)
-    most = results.rows(workers=values_of(results, "workers")[-1])
-    names = most["method"].map(lambda name: looks[name].label) + " at \u03b7 = "
-    groups = most.groupby(names + rate_of(most).map("{:g}".format))
-    figure.set_label(best_loss(groups, f"with {most['workers'].iloc[0]} workers"))
-    text = setting(results, "losses with n workers", _points(results))
-    finish(figure, drawn, text, published_handles(figure, drawn))
-    return figure
 
 
 def final(results: Finished) -> Figure:
@@ -188,72 +127,24 @@ def hundred(results: Finished) -> Figure:
     finish(
         figure,
         axes,
-        setting(results, f"GEM, {counted(n, 'worker')}", _points(results), reached),
+        setting(results, f"GEM, {counted(n, 'worker')}", point_text(results), reached),
         handles,
     )
     return figure
-
-
-def factors(results: Finished) -> Figure:
-    """Draw GEM's median factor for each number of workers: figure 3."""
-    results = at_rate(chosen(results, method="gem"))
-    figure, (axes,) = look.new_figure(*PANEL)
-    curves = family(results, "workers", median_pi)
-    axes.set_ylim(0, 1.1 * max(1.0, *(_highest(curve) for curve in curves.values())))
-    draw_family(axes, curves, theirs=published_curves(results, "3", "gem n={:g}", curves))
-    axes.set_ylabel("median \u03c0 over the weights")
-    figure.set_label(finding(curves, quantity="median \u03c0"))
-    text = setting(results, "GEM's factor \u03c0 with n workers", _points(results))
-    finish(figure, axes, text, published_handles(figure, axes))
-    return figure
-
-
-def measure_of_workers(results: Finished, panel: str) -> list[Deviation]:
-    """Compute the deviations of one method's losses from figure 1a, b or c, at every learning
-    rate.
-    """
-    deviations: list[Deviation] = []
-    method = METHODS[panel]
-    results = chosen(results, method=method)
-    for rate in rates(results):
-        bar = BAR if panel == "1a" and rate == rates(at_rate(results))[0] else np.nan
-        deviations += curve_deviations(
-            at_rate(results, rate), panel, f"{method} n={{:g}}", "workers", bar
-        )
-    return deviations
-
-
-def curve_deviations(
-    results: Finished, figure: str, series: str, column: str, bar: float = np.nan
-) -> list[Deviation]:
-    """Compute the deviations of the losses from a figure's curves, for each value of a column.
-
-    ``series``: as in `published_curves`.
-    """
-    deviations = []
-    for value, curve in family(results, column, _paper_loss).items():
-        theirs = published.binned(figure, series.format(value))
-        if len(theirs):
-            rows = chosen(results, **{column: value}).summary
-            deviation = published.log_deviation(curve, theirs)
-            deviations.append(
-                curve_row(figure, series.format(value), _rate_text(results), deviation, bar, rows)
-            )
-    return deviations
 
 
 def measure_final(results: Finished) -> list[Deviation]:
     """Compute the deviations of the final losses from figure 1d, at the paper's learning rate."""
     results = at_rate(results)
     deviations = []
-    for method in METHODS.values():
+    for method in _METHODS:
         rows = results.rows(method=method)
         ours = rows.groupby("workers")["final_loss"].mean()
         points = published.series("1d", method)
         theirs = points["y"].set_axis(points["x"].round().astype(int))
         off = np.log10(ours / theirs.reindex(ours.index)).dropna()
         deviation = float(np.sqrt((off**2).mean()))
-        deviations.append(curve_row("1d", method, _rate_text(results), deviation, np.nan, rows))
+        deviations.append(curve_row("1d", method, rate_text(results), deviation, np.nan, rows))
     return deviations
 
 
@@ -264,7 +155,7 @@ def measure_hundred(results: Finished) -> list[Deviation]:
     results = results._replace(summary=results.rows(method="gem", workers=100))
     if results.summary.empty:
         return []
-    rows, name, rate = results.summary, "gem n=100", _rate_text(results)
+    rows, name, rate = results.summary, "gem n=100", rate_text(results)
     curve = loss(results.runs(), int(rows["workers"].iloc[0]), published.BIN_STEPS)
     deviation = published.log_deviation(curve, published.binned("2", name))
     reached = float(rows["test_accuracy"].mean())
@@ -283,97 +174,11 @@ def measure_hundred(results: Finished) -> list[Deviation]:
     ]
 
 
-def measure_factors(results: Finished) -> list[Deviation]:
-    """Compute the deviations of the median factors over the last tenth of the run from figure 3."""
-    results = at_rate(chosen(results, method="gem"))
-    return factor_deviations(results, "3", "gem n={:g}", "workers", PI_BAR, PI_RELATIVE)
-
-
-def factor_deviations(
-    results: Finished,
-    figure: str,
-    series: str,
-    column: str,
-    bar: float = np.nan,
-    relative_bar: float = np.nan,
-) -> list[Deviation]:
-    """Compute the deviations of the median factors in the last tenth, for each value of a column.
-
-    ``bar``, ``relative_bar``: the larger of both, absolute and relative, is the accepted deviation.
-    """
-    deviations = []
-    for value in values_of(results, column):
-        rows = chosen(results, **{column: value})
-        theirs = published.end_value(figure, series.format(value))
-        if np.isnan(theirs):
-            continue
-        ours = float(np.mean([_end_factor(run) for run in rows.runs()]))
-        off = abs(ours - theirs)
-        values = ("median pi, last tenth", ours, theirs, off, off / theirs)
-        accepted = np.maximum(bar, relative_bar * theirs)
-        name, diverged = series.format(value), diverged_of(rows.summary)
-        deviations.append(Deviation(figure, name, _rate_text(results), *values, accepted, diverged))
-    return deviations
-
-
-def _rate_text(results: Finished) -> str:
-    return f"learning_rate={rates(results)[0]:g}"
-
-
-def _loss_panel(
-    axes: Axes, results: Finished, method: str, appearance: look.Look
-) -> dict[int, Curve]:
-    curves = family(results, "workers")
-    panels = [panel for panel, published_method in METHODS.items() if published_method == method]
-    theirs = published_curves(results, panels[0], f"{method} n={{:g}}", curves) if panels else {}
-    log_axis(axes, [*curves.values(), *theirs.values()], limit=MOST_LOSS)
-    draw_family(axes, curves, line=appearance.line, theirs=theirs)
-    return curves
-
-
 def best_loss(groups: Any, where: str) -> str:
     """State which group of runs ends with the lowest minibatch loss."""
     losses = groups["final_loss"].agg(["mean", "min", "max"])
     failed = [name for name, runs in groups if (runs["status"] == "diverged").any()]
     return findings.best(losses, "final minibatch loss", where, failed=failed)
-
-
-def _points(results: Finished) -> str:
-    first = results.summary.head(1)
-    return point_text(results._replace(summary=first).runs(), int(first["own_workers"].iloc[0]))
-
-
-def _paper_loss(runs: Sequence[Run], workers: int) -> Curve:
-    return loss(runs, workers, published.BIN_STEPS)
-
-
-def _end_factor(run: Run) -> float:
-    table = run.diagnostics
-    medians = table[
-        (table["quantity"] == "pi") & (table["tensor"] == "") & (table["quantile"] == 0.5)
-    ]
-    return float(
-        medians.loc[medians["commit"] >= (1 - FINAL_SHARE) * trace_length([run]), "value"].mean()
-    )
-
-
-def curve_row(
-    figure: str, name: str, setting: str, deviation: float, bar: float, rows: pd.DataFrame
-) -> Deviation:
-    """Return the row of a curve's deviation."""
-    nothing = float("nan")
-    return Deviation(
-        figure,
-        name,
-        setting,
-        "log10 RMS",
-        nothing,
-        nothing,
-        deviation,
-        nothing,
-        bar,
-        diverged_of(rows),
-    )
 
 
 def _hollow_handle(axes: Axes) -> Any:
@@ -384,8 +189,3 @@ def _hollow_handle(axes: Axes) -> Any:
         "linestyle": "none",
     }
     return axes.plot([], [], marker="o", label="published", **style)[0]
-
-
-def _highest(curve: Curve) -> float:
-    finite = curve.high[np.isfinite(curve.high)]
-    return float(finite.max()) if len(finite) else 0.0

@@ -19,7 +19,6 @@ from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
     axis_along,
-    coincident_lines,
     curve_of,
     diagnostic_curve,
     draw_curve,
@@ -267,8 +266,8 @@ def finish(
     """Add the title, and a legend of the handles of ``axes`` and ``extra_handles`` below all
     panels.
     """
-    handles, _ = axes.get_legend_handles_labels()
-    handles = [handle for handle in handles if handle not in extra_handles] + list(extra_handles)
+    own, _ = axes.get_legend_handles_labels()
+    handles = list({str(handle.get_label()): handle for handle in [*own, *extra_handles]}.values())
     if any(
         line.get_marker() == DIVERGED["marker"] for panel in figure.axes for line in panel.lines
     ):
@@ -277,8 +276,7 @@ def finish(
         fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
         labels = [str(handle.get_label()) for handle in handles]
         layout.legend_below(figure, handles, labels, columns or fit)
-    overlaps = coincident_lines(axes) if len(figure.axes) == 1 else []
-    layout.title(figure, "; ".join([text, *overlaps]))
+    layout.title(figure, text)
 
 
 def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
@@ -298,9 +296,25 @@ def problem(results: Finished) -> str:
     return _PROBLEMS.get(name, name)
 
 
-def point_text(runs: Sequence[Run], workers: int) -> str:
+def point_text(results: Finished) -> str:
     """Describe the width of a curve's points."""
-    return f"each point {counted(bin_steps(runs, workers), 'worker step')}"
+    first = results.summary.head(1)
+    runs = results._replace(summary=first).runs()
+    steps = bin_steps(runs, int(first["own_workers"].iloc[0]))
+    return f"each point {counted(steps, 'worker step')}"
+
+
+def rate_text(results: Finished) -> str:
+    """Format the learning rate, for the table of deviations."""
+    return f"learning_rate={rates(results)[0]:g}"
+
+
+def curve_row(
+    figure: str, name: str, setting: str, deviation: float, bar: float, rows: pd.DataFrame
+) -> published.Deviation:
+    """Return the row of a curve's deviation."""
+    measure = ("log10 RMS", np.nan, np.nan, deviation, np.nan, bar)
+    return published.Deviation(figure, name, setting, *measure, diverged_of(rows))
 
 
 def diverged_of(rows: pd.DataFrame) -> str:

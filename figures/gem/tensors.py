@@ -1,5 +1,5 @@
-"""Figure 7's stand-in, the losses of two numbers of workers; figures 9 and 10, heat maps of each
-tensor's median factor over the server's updates, for GEM and its variants.
+"""Figures 9 and 10: heat maps of each tensor's median factor over the server's updates, for GEM and
+its variants.
 """
 
 from typing import Any
@@ -15,13 +15,8 @@ from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
 
 from .panels import (
-    PANEL,
     chosen,
-    draw_family,
-    family,
-    finding,
     finish,
-    log_axis,
     methods_of,
     setting,
     values_of,
@@ -29,18 +24,6 @@ from .panels import (
 
 #: Columns of a map.
 _COLUMNS = 120
-
-
-def losses(results: Finished) -> Figure:
-    """Draw GEM's loss for each number of workers: figure 7, with another data set."""
-    results = chosen(results, method="gem")
-    curves = family(results, "workers")
-    figure, (axes,) = look.new_figure(*PANEL)
-    log_axis(axes, curves.values())
-    draw_family(axes, curves)
-    figure.set_label(finding(curves))
-    finish(figure, axes, setting(results, "GEM with n workers, in place of AlexNet on ImageNet"))
-    return figure
 
 
 def heat_map(results: Finished, place: int) -> Figure:

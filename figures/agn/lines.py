@@ -1,0 +1,202 @@
+"""Columns of the study's table against workers or windows, with the published points: DOWNPOUR's
+collapse, training times, size and direction of updates.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from asyncsim.base.console import counted, number_text
+from asyncsim.base.errors import InputError
+from asyncsim.drawing import layout, look
+from asyncsim.study.finished import Finished
+
+from . import published
+from .tables import is_thesis, published_grid, setting
+
+#: Accuracy of a guess among ten classes (%), and the problems that have ten.
+_CHANCE, _OF_TEN_CLASSES = 10.0, ("digits", "mnist", "cifar10")
+#: Published points.
+_HOLLOW: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 5}
+#: Minibatches of a run in the thesis, the cluster that fits its times (the study's with --scale
+#: paper), and examples of MNIST.
+_GRADIENTS = 18_750
+_CLUSTER = {
+    "compute": "gamma(mean=0.44, cv=0.2)",
+    "service": "constant(0.2)",
+    "protocol": "write_then_read",
+}
+_EXAMPLES = 60_000
+#: Columns of updates and their labels; the cosines are there if the study recorded directions.
+_COLUMNS = {
+    "update_norm": "mean length of a step",
+    "straightness": "distance / length of the path",
+    "gradient_cosine": "cosine, full gradient",
+    "target_cosine": "cosine, way to the end",
+    "previous_cosine": "cosine, previous step",
+}
+
+
+class _Line(NamedTuple):
+    color: str
+    style: Any
+    marker: str
+    label: str
+
+
+def collapse(results: Finished) -> Figure:
+    """Draw the final training accuracy against the workers, a panel for each window."""
+    table = results.table("grid.csv")
+    if "train_accuracy" not in table or "downpour" not in set(table["method"]):
+        raise InputError(f"folder = {str(results.folder)!r}: no accuracies of downpour")
+    table = table.assign(percent=100 * table["train_accuracy"])
+    lines = _of_methods(table)
+    theirs = {name: 100 * published_grid(results, "collapse_accuracy", name) for name in lines}
+    windows = sorted(table["window"].unique())
+    figure, panels = look.new_figure(look.DOUBLE, 2.7, len(windows), sharey=True, sharex=True)
+    for axes, window in zip(panels, windows, strict=True):
+        of_window = {
+            name: points[points.index.get_level_values("window") == window].droplevel("window")
+            for name, points in theirs.items()
+        }
+        _draw(axes, table[table["window"] == window], ("method", "workers", "percent"), lines)
+        _draw_published(axes, of_window, lines)
+        if results.config.get("problem") in _OF_TEN_CLASSES:
+            axes.axhline(_CHANCE, color=look.GREY, linewidth=0.7, linestyle=":", label="chance")
+        axes.set_title(f"\u03bb = {window}")
+        axes.set_xlabel("workers n")
+    layout.ticks_at(panels[0].xaxis, sorted(table["workers"].unique()))
+    panels[0].set_ylim(0, 103)
+    panels[0].set_ylabel("training accuracy (%)")
+    n = table["workers"].max()
+    most = table[(table["workers"] == n) & (table["window"] == windows[0])]
+    reached = [
+        f"{row.train_accuracy:.1%} with {lines[row.method].label}" for row in most.itertuples()
+    ]
+    figure.set_label(
+        f"With {n} workers and a window of {windows[0]}, the training accuracy ends "
+        f"at {', '.join(reached)}."
+    )
+    text = "accuracy at the end with more workers and windows of \u03bb local steps"
+    return _finished(figure, setting(results, text), 6)
+
+
+def times(results: Finished) -> Figure:
+    """Draw the training time against the workers, a curve for each window."""
+    table = results.table("grid.csv")
+    if not _matches_thesis(results):
+        raise InputError(
+            f"folder = {str(results.folder)!r}: its problem, its cluster or its gradients differ "
+            "from the thesis"
+        )
+    table = table.drop_duplicates(["workers", "window"])
+    theirs = published.grid("seconds", "agn")
+    off = (table.set_index(["workers", "window"])["seconds"] / theirs - 1).abs().max()
+    lines = {
+        window: _Line(shade.color, "-", shade.marker, f"\u03bb = {window}")
+        for window, shade in look.shades(sorted(table["window"].unique())).items()
+    }
+    figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
+    figure.set_label(f"Simulated times differ from the published ones by at most {off:.0%}.")
+    _draw(axes, table, ("window", "workers", "seconds"), lines)
+    by_window = {window: points.droplevel("window") for window, points in theirs.groupby("window")}
+    _draw_published(axes, {window: by_window.get(window, theirs[:0]) for window in lines}, lines)
+    layout.whole_ticks(axes.xaxis)
+    axes.set_xlabel("workers n")
+    axes.set_ylabel("training time (s)")
+    axes.set_ylim(0, None)
+    return _finished(figure, f"time of {_GRADIENTS:,} minibatches of MNIST", 3)
+
+
+def updates(results: Finished) -> Figure:
+    """Draw the size and the direction of updates, and the straightness of the path, by window."""
+    table = results.table("grid.csv", ["update_norm"])
+    present = {name: label for name, label in _COLUMNS.items() if name in table}
+    labels = {name: appearance.label for name, appearance in _of_methods(table).items()}
+    names = table["method"].map(labels) + ", n = " + table["workers"].astype(str)
+    table = table.assign(line=names)
+    lines = {
+        name: _Line(appearance.color, appearance.line, marker, name)
+        for (name, appearance), marker in zip(
+            look.category_looks(names.unique()).items(), itertools.cycle(look.MARKERS), strict=False
+        )
+    }
+    rows = 1 + (len(present) > 2)
+    figure, panels = look.new_figure(look.DOUBLE, 0.9 + 2.0 * rows, -(-len(present) // rows), rows)
+    for axes in panels[len(present) :]:
+        axes.set_visible(False)
+    for axes, (column, label) in zip(panels, present.items(), strict=False):
+        _draw(axes, table, ("line", "window", column), lines)
+        axes.set_xlabel("window \u03bb")
+        axes.set_ylabel(label)
+    panels[0].set_yscale("log")
+    first = table[table["line"] == next(iter(lines))].sort_values("window")
+    if len(first) > 1:
+        low, high = first.iloc[0], first.iloc[-1]
+        figure.set_label(
+            f"With {counted(int(low['workers']), 'worker')}, the mean length of a step of "
+            f"{labels[low['method']]} goes from {number_text(low['update_norm'])} at a window of "
+            f"{low['window']} to {number_text(high['update_norm'])} at {high['window']}."
+        )
+    return _finished(figure, setting(results, "updates by window"), 3)
+
+
+def _of_methods(table: pd.DataFrame) -> dict[str, _Line]:
+    looks = look.looks(dict.fromkeys(table["method"]))
+    return {
+        name: _Line(appearance.color, appearance.line, marker, appearance.label)
+        for (name, appearance), marker in zip(
+            looks.items(), itertools.cycle(look.MARKERS), strict=False
+        )
+    }
+
+
+def _draw(
+    axes: Axes, table: pd.DataFrame, columns: tuple[str, str, str], lines: Mapping[Any, _Line]
+) -> None:
+    """Draw a column against another one; ``columns``: of the lines, of both axes."""
+    name, x, y = columns
+    for value, (color, style, marker, label) in lines.items():
+        rows = table[table[name] == value].sort_values(x)
+        axes.plot(
+            *(rows[x], rows[y]),
+            color=color,
+            linestyle=style,
+            marker=marker,
+            markersize=3.5,
+            label=label,
+        )
+
+
+def _draw_published(
+    axes: Axes, theirs: Mapping[Any, pd.Series], lines: Mapping[Any, _Line]
+) -> None:
+    """Draw the published points of each line, hollow."""
+    label: str | None = f"published ({published.SOURCE})"
+    for value, points in theirs.items():
+        if len(points):
+            marks = {"color": lines[value].color, "marker": lines[value].marker, **_HOLLOW}
+            axes.plot(points.index, points, label=label, zorder=1, **marks)
+            label = None
+
+
+def _matches_thesis(results: Finished) -> bool:
+    config = results.config
+    batch = config.get("problem_config", {}).get("batch_size", np.inf)
+    gradients = config.get("epochs", 0) * _EXAMPLES / batch
+    full_run = config.get("steps") == 0 and abs(gradients / _GRADIENTS - 1) < 0.01
+    is_cluster = all(config.get(name) == value for name, value in _CLUSTER.items())
+    return is_thesis(results) and full_run and is_cluster
+
+
+def _finished(figure: Figure, text: str, columns: int) -> Figure:
+    """Add the legend and the title."""
+    handles = layout.labelled(figure)
+    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=columns)
+    layout.title(figure, text)
+    return figure
