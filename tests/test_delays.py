@@ -155,6 +155,17 @@ def test_the_verdict_names_the_best_and_what_equals_it():
     assert question.verdict(tables.pairs) == "one seed: no order"
 
 
+def test_edges_are_those_of_each_variant():
+    """Rates of optimizers have different ranges."""
+    losses = {
+        row(optimizer="muon", **FRESH): {0.1: 1.0, 0.01: 2.0, 0.001: 3.0},
+        row(optimizer="sgd", **FRESH): {10.0: 2.0, 1.0: 1.0, 0.1: 3.0},
+    }
+    question = delays.QUESTIONS["optimizers"]._replace(columns=("optimizer",))
+    muon, sgd = question._edges(tabulate(runs_of(losses), ["source", "delay", "optimizer"], FRESH))
+    assert muon.startswith("best at the largest rate of --tune, 0.1: fixed muon") and sgd == ""
+
+
 def test_rows_are_named_without_zeros():
     table = pd.DataFrame({"rule": ["plain", "nesterov"], "server_momentum": [0.0, 0.9]})
     names = ["plain", "nesterov server momentum 0.9"]

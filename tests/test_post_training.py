@@ -112,33 +112,6 @@ def test_samples_that_crashes_cut_short_are_censored(tmp_path):
     assert crash.on == "slots" and crash.every.mean == pytest.approx(4, rel=0.1)
 
 
-def test_mixed_groups(tmp_path):
-    """All conditions have the stated mean staleness, and only those by sample or token mix versions
-    within groups.
-    """
-    mixed = study.load("mixed_groups")
-    summary = mixed.run(
-        mixed.Config(steps=40, seeds=2, tune=(0.3,), staleness=2, out=tmp_path / "results")
-    ).summary
-    assert len(summary) == 13 * 3 * 2
-    pairs = summary.groupby("mix")["mixed_pairs"].max()
-    assert pairs["batch"] == pairs["group"] == 0 and pairs["sample"] > 0.3 and pairs["token"] > 0.3
-    assert (tmp_path / "results" / "mixed_groups.png").stat().st_size > 10_000
-    uncorrected = summary[summary["method"] == "none"].set_index("mix")
-    assert (uncorrected.loc[["batch", "group"], "drift"] == 0).all() and (
-        uncorrected.loc["sample", "drift"] != 0
-    ).all()
-    error = uncorrected["ascent"] - uncorrected["ascent_law"]
-    assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error))
-    contrasts = pd.read_csv(tmp_path / "results" / "contrasts.csv")
-    rewards = summary.set_index(["law", "mix", "method"])["reward"].groupby(level=[0, 1, 2]).mean()
-    for row, (_, first, second, _) in zip(contrasts.itertuples(), mixed.CONTRASTS, strict=True):
-        assert row.difference == pytest.approx(rewards[first] - rewards[second])
-    draws = np.random.default_rng(0)
-    for law in mixed.LAWS:
-        assert mixed.draw_staleness(law, 4, draws, 100_000).mean() == pytest.approx(4, rel=0.03)
-
-
 @pytest.mark.parametrize(
     ("ends", "target", "reached"),
     [((0.9, 0.3), None, 1), ((0.2, 0.1), None, 0), ((0.9, 0.3), 0.1, 0), ((np.nan, 0.1), None, 0)],

@@ -87,7 +87,6 @@ class Question(NamedTuple):
 
             def conclude(folder: Path, summary: pd.DataFrame) -> None:
                 tables = tabulate(summary, ["source", "delay", *self.columns], self.reference)
-                names = names_of(tables.best, self.columns).tolist()
                 present(
                     folder,
                     {BEST: tables.best, RATES: tables.rates},
@@ -96,7 +95,7 @@ class Question(NamedTuple):
                     text_of(tables.best.drop(columns=["low", "high"])),
                     "ratio: of the loss to the reference's, each at its best rate, with its 95 % "
                     "interval; untuned: at the reference's best rate",
-                    at_the_edge(tables.best, sorted(summary[RATE].unique()), names),
+                    *self._edges(tables),
                     verdict=self.verdict(tables.pairs),
                 )
 
@@ -121,6 +120,15 @@ class Question(NamedTuple):
                 )
         return jobs
 
+    def _edges(self, tables: "Tabulated") -> list[str]:
+        """Return notices of best rates at the ends of those that were tried for a variant."""
+        notices = []
+        for _, rows in tables.best.groupby(list(self.columns), sort=False):
+            tried = tables.rates.merge(rows[list(self.columns)].drop_duplicates())[RATE]
+            names = names_of(rows, ["source", "delay", *self.columns]).tolist()
+            notices.append(at_the_edge(rows, sorted(set(tried)), names))
+        return notices
+
     def verdict(self, pairs: pd.DataFrame) -> str:
         """Name the best and the worst row of each setting, and those that equal the best.
 
@@ -140,7 +148,7 @@ class Question(NamedTuple):
             if others:
                 times = number_text(np.exp(order.iloc[-1] - order.iloc[0]))
                 clause += f" is best, {others[-1]} worst ({times} times)"
-            pairs_of = zip(others, table["apart_from_best"].iloc[1:], strict=True)
+            pairs_of = zip(others, table["is_apart"].iloc[1:], strict=True)
             if equal := [name for name, is_apart in pairs_of if not is_apart]:
                 clause += f"; not distinguishable from the best: {', '.join(equal)}"
             clauses.append(clause)
