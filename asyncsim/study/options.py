@@ -116,7 +116,8 @@ def _with_marks(config: type, is_brief: bool) -> Any:
     for field in dataclasses.fields(config):
         kind: Any = types[field.name]
         metavar = None
-        if field.name in several and tuple not in map(typing.get_origin, typing.get_args(kind)):
+        origins = [typing.get_origin(part) for part in typing.get_args(kind)]
+        if field.name in several and tuple not in origins:
             kind, metavar = kind | tuple[kind, ...], "VALUE ..."
         text = texts.get(field.name, "").partition(". ")[0] if is_brief else None
         marks = tyro.conf.arg(help=text, metavar=metavar)
