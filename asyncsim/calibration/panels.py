@@ -55,13 +55,14 @@ def waits(axes: Axes, runs: Sequence[np.ndarray], measured: np.ndarray | None = 
     end = max(np.quantile(np.concatenate(runs), 1 - _TAIL), np.quantile(known[-1], 1 - _TAIL))
     scale, unit = _unit(float(end))
     points = np.linspace(0, end if end > 0 else 1.0, _CURVE_POINTS)
-    shares = [np.searchsorted(np.sort(run), points, "right") / len(run) for run in runs]
-    low, high = np.quantile(shares, [0.025, 0.975], axis=0)
+    shares = [np.searchsorted(np.sort(run), points, "right") / len(run) for run in known]
+    predicted = shares[: len(runs)]
+    low, high = np.quantile(predicted, [0.025, 0.975], axis=0)
     axes.fill_between(points * scale, low, high, color=look.BLACK, alpha=0.15, linewidth=0)
-    mean = np.mean(shares, axis=0)
+    mean = np.mean(predicted, axis=0)
     axes.plot(points * scale, mean, "--", color=look.BLACK, linewidth=1, label="predicted")
     if measured is not None:
-        axes.ecdf(measured * scale, color=look.BLUE, label="measured")
+        axes.plot(points * scale, shares[-1], color=look.BLUE, label="measured")
     axes.set(
         xlabel=f"waiting time ({unit})",
         ylabel="share of commits that wait less",
