@@ -415,7 +415,7 @@ class Cluster:
             if entry.name == "failures":
                 value = list(map(str, value))
             elif entry.name in ("compute", "latency", "far_latency") or isinstance(
-                value, Law | Value | PerWorker
+                value, Law | Value | PerWorker | Topology
             ):
                 value = as_text(value)
             if getattr(self, entry.name) != entry.default:
