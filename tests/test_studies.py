@@ -55,6 +55,11 @@ STUDIES = {
         "--batch-size 8 --rules trimmed_mean(f=f) --attack sign_flip(scale=10) alie",
         (6, {"curves", "rows"}, set()),
     ),
+    "replicas": (
+        "--workers 2 --window 5 --steps 6 --tune 0.01 0.1 --target 7 --methods parle entropy_sgd "
+        "easgd(alpha=[0.2,0.3]) averaging",
+        (12, {"curves", "rates"}, set()),
+    ),
     "speedup": (
         "--workers 1 2 --methods downpour --time-budget 1 --steps 200",
         (2, {"curves"}, {"speedup.csv"}),
@@ -177,6 +182,18 @@ def check_ringleader(results):
     assert results.summary["simulated_seconds"].between(20, 30).all()
     trace = results.trace(results.summary["trace_file"].iloc[0])
     assert trace.cluster.compute_laws == tuple(study.load("ringleader").client_times(5))
+
+
+def check_replicas(results):
+    # All compute as many gradients, and communicate as often as they say.
+    assert [run.evaluations["gradients"].iloc[-1] for run in results.runs()] == [60] * (6 * 2)
+    summary = results.summary.set_index("method")
+    nesterov = ["easgd(alpha=0.2)", "easgd(alpha=0.3)", "averaging", "data_parallel"]
+    assert (summary.loc[nesterov, "method.local_momentum"] == 0.9).all()
+    rounds = summary["rounds"].groupby("method").first().to_dict()
+    usual = dict.fromkeys(rounds, 6)
+    assert rounds == usual | {"entropy_sgd": 0, "data_parallel": 30}
+    assert (summary["rounds_to_target"] <= summary["rounds"]).all()
 
 
 def check_robustness(results):
@@ -582,6 +599,12 @@ def test_without_methods_policies_have_traces_alone(capsys):
     staleness = table["staleness_mean"]
     assert staleness["barrier"].max() == 0 < staleness["asynchronous"].min()
     assert {path.name for path in folder.glob("*.png")} == {"time.png"}
+
+
+def test_reading_options_leaves_the_types_of_other_studies(recwarn):
+    for name in ("robustness", "policies", "replicas"):
+        study.configure(name, [])
+    assert not [warning for warning in recwarn if "does not match" in str(warning.message)]
 
 
 def test_any_option_may_have_several_values():

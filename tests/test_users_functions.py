@@ -142,7 +142,7 @@ def test_a_file_inside_an_argument_has_its_hash():
         ("robustness --rules mine.py:trim", "rules = 'mine.py:trim': f missing; write trim(f)"),
         ("robustness --rules mine.py:number", "returned 3; must return a Rule, as aggregation."),
         ("robustness --attack mine.py:number", "parameter = 'workers': unknown"),
-        ("robustness --attack mine.py:reverse(workers=3)", "its workers follow from byzantine"),
+        ("robustness --attack mine.py:reverse(workers=3)", "its workers follow from --byzantine"),
         ("staleness --attack mine.py:reverse", "attack = 'mine.py:reverse': workers missing"),
         ("staleness --attack mine.py:number", "returned 3; must return an Attack, as attacks."),
         ("compare --methods robust(rule='mine.py:trip')", "rule = 'mine.py:trip': mine.py has no"),

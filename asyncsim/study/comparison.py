@@ -228,7 +228,7 @@ def final_accuracy(config: Any, problem: Any) -> Measure:
 
 def with_nesterov(method: Method, rate: float, momentum: float, decay: float = 0.0) -> Method:
     """Give a method local steps of SGD with Nesterov momentum, if it takes an optimizer."""
-    factory = METHODS.get(method.name.removesuffix("_groups"))
+    factory = METHODS.get(method.name.partition("(")[0].removesuffix("_groups"))
     if factory and "optimizer" not in inspect.signature(factory).parameters:
         return method
     steps = optax.chain(

@@ -6,6 +6,7 @@ The last value of an option counts. Options of a comparison may have several val
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import inspect
 import io
@@ -115,13 +116,15 @@ def _with_marks(config: type, is_brief: bool) -> Any:
     for field in dataclasses.fields(config):
         kind: Any = types[field.name]
         metavar = None
-        if field.name in several:
+        origins = [typing.get_origin(part) for part in typing.get_args(kind)]
+        if field.name in several and tuple not in origins:
             kind, metavar = kind | tuple[kind, ...], "VALUE ..."
         text = texts.get(field.name, "").partition(". ")[0] if is_brief else None
         marks = tyro.conf.arg(help=text, metavar=metavar)
         if is_brief and field.name in rare:
             kind = Annotated[kind, tyro.conf.Suppress]
-        marked.append((field.name, Annotated[kind, marks], field))
+        # A copy: dataclasses write the type into the field.
+        marked.append((field.name, Annotated[kind, marks], copy.copy(field)))
     return dataclasses.make_dataclass("Options", marked, bases=(config,), frozen=True)
 
 
