@@ -269,8 +269,9 @@ def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
         == cluster
     )
     assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
-    assert "sites of 1 + 1 + 1, far latency 1 to 30 s by pair, the server at site 1" in (
-        describe(cluster)
+    assert (
+        "sites of 1 + 1 + 1, far latency 1 to 30 s by pair, far bandwidth 1 to 6 by pair (bytes/s)"
+        in (describe(cluster))
     )
     rate = theory.throughput_theory(cluster).commits
     assert rate == pytest.approx(1 / 56 + 1 / 19 + 1 / 47)
