@@ -7,8 +7,6 @@ import pytest
 from asyncsim import (
     Cluster,
     Gamma,
-    InputError,
-    Trace,
     failures,
     simulate,
     theory,
@@ -142,23 +140,6 @@ def useful(trace):
         .loc[frame.index]
     )
     return int((~(frame["version"] > restored)).sum())
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("from_row", -1),
-        ("to_row", np.inf),
-        ("to_row", 0.5),
-        ("worker", 4),
-    ],
-)
-def test_spells_of_a_damaged_file_are_refused(column, value, tmp_path):
-    trace = simulate(Cluster(4, "exponential(1)", failures=["crash(exponential(5), 2)"]), 60)
-    trace.absences[column] = trace.absences[column].astype(type(value))
-    trace.absences.loc[0, column] = value
-    with pytest.raises(InputError, match=f"spells: {column} = .* must be a whole number from"):
-        Trace.load(trace.save(tmp_path / "trace.parquet"))
 
 
 def test_a_site_fails_at_once():

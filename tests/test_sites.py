@@ -23,6 +23,7 @@ from asyncsim.base.units import BYTES, RATES, SECONDS, quantity
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.collectives import collective_time
 from asyncsim.clusters.laws import Constant, Gamma, parse
+from asyncsim.methods import Timing
 from asyncsim.study.cell import meet
 
 FORMS = (
@@ -275,9 +276,12 @@ def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
     )
     rate = theory.throughput_theory(cluster).commits
     assert rate == pytest.approx(1 / 56 + 1 / 19 + 1 / 47)
-    # A single worker stays as far from the server as it was.
+    # Two workers stay as far from the server as they were; a lone one has no network.
+    pair = meet(cluster, Timing(workers=2))
+    arrivals = simulate(pair, 4).frame["arrive_time"].tolist()
+    assert pair.sites == (1, 1) and arrivals == [18, 37, 42, 56]
     alone = meet(cluster, methods.sgd().timing)
-    assert alone.sites == (1, 0) and simulate(alone, 2).frame["arrive_time"].tolist() == [42, 98]
+    assert alone.sites is None and simulate(alone, 2).frame["arrive_time"].tolist() == [10, 21]
 
 
 def test_a_reply_to_a_dead_worker_is_no_visit():

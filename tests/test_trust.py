@@ -418,13 +418,11 @@ def test_each_mistake_is_one_line(told, arguments, message):
     assert [path.name for path in Path().iterdir()] == ["deep"]
 
 
-@pytest.mark.parametrize("kind", ["'Unknown'", "list[float]", "type[int]"])
-def test_a_field_that_cannot_be_an_option(told, kind):
+@pytest.mark.parametrize(("kind", "expected"), [("'Unknown'", 2), ("list[float]", 0)])
+def test_a_field_that_cannot_be_an_option(told, kind, expected):
     Path("studies").mkdir()
     text = f"import dataclasses\n@dataclasses.dataclass\nclass Config:\n    a: {kind} = (1.0,)\n"
     Path("studies/own.py").write_text(text + "def run(config):\n    assert config.a is not None\n")
     code, err = told("study", "own")
-    assert "Traceback" not in err and (code, err.count("\n")) == (
-        (0, 0) if kind == "list[float]" else (2, 1)
-    ), err
-    assert kind == "list[float]" or "study = 'own': its Config cannot be made into options" in err
+    assert "Traceback" not in err and (code, err.count("\n")) == (expected, expected // 2), err
+    assert not expected or "study = 'own': its Config cannot be made into options" in err

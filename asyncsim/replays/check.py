@@ -86,7 +86,7 @@ _FUNCTIONS: dict[str, tuple[str, Callable[..., Any] | None]] = {
     "meet": ("replica, partner, visit", lambda result, central, *states: states[:2]),
     "replica": (
         "message",
-        lambda result, central, _: (central, result[1]) if isinstance(result, tuple) else central,
+        lambda result, central, _: (central, central[0]) if isinstance(result, tuple) else central,
     ),
     "last": ("worker", None),
 }

@@ -20,7 +20,11 @@ from types import ModuleType
 from typing import Annotated, Any, TypeVar
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    UnsupportedTypeAnnotationError,
+)
 
 from asyncsim.base.calls import split
 from asyncsim.base.errors import InputError, require_choice, require_path
@@ -100,6 +104,11 @@ def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
         if not end.code:
             raise
         raise InputError(_in_a_line(box.getvalue(), name)) from None
+    except (NameError, UnsupportedTypeAnnotationError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"study = {name!r}: its Config cannot be made into options: {reason}"
+        ) from None
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(config)}
     return config(**values)
 
@@ -125,7 +134,8 @@ def _with_marks(config: type, is_brief: bool) -> Any:
             kind = Annotated[kind, tyro.conf.Suppress]
         # A copy: dataclasses write the type into the field.
         marked.append((field.name, Annotated[kind, marks], copy.copy(field)))
-    return dataclasses.make_dataclass("Options", marked, bases=(config,), frozen=True)
+    frozen = config.__dataclass_params__.frozen  # type: ignore[attr-defined]  # of every dataclass
+    return dataclasses.make_dataclass("Options", marked, bases=(config,), frozen=frozen)
 
 
 def texts_of(config: type) -> dict[str, str]:
