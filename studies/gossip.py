@@ -1,5 +1,4 @@
-"""Without a server: gossip on topologies, compared with all-reduces and with methods that have a
-server.
+"""Without a server: gossip on topologies, against all-reduces and methods that have a server.
 
 Methods without a server are run on each topology, methods behind a barrier with a collective by an
 all-reduce, the rest on a cluster with a server, all with the same random numbers and each at the

@@ -87,8 +87,15 @@ Config, SCALES = preset(
 
 def divisible(config: Options, cells: list[Cell]) -> list[Cell]:
     """Leave methods of one worker out on clusters of several, where part of the batch would be
-    uncomputed.
+    uncomputed; raise InputError for a problem with minibatches of its own.
     """
+    for cell in cells:
+        problem = cell.problem
+        if problem.batch_size not in (None, cell.config.batch_size):
+            raise InputError(
+                f"problem = {problem.name!r}: has minibatches of {problem.batch_size}, but this "
+                "study derives their size from the workers; let it take a batch_size"
+            )
     lone = [method.name for method in cells[0].methods if method.timing.workers == 1]
     if lone:
         note(f"{', '.join(lone)}: runs with one worker only; more leave the batch uncomputed")

@@ -100,7 +100,7 @@ def deviation_of_parts(method, messages=1):
             place=jnp.int32(place),
             messages=jnp.int32(messages),
             workers=jnp.int32(WORKERS),
-            loss=jnp.asarray(rng.uniform()),
+            loss=jnp.asarray(np.random.default_rng(commit).uniform()),
             key=key,
         )
         update = jnp.asarray(0.1 * rng.normal(size=SIZE))

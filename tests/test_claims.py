@@ -303,7 +303,7 @@ def test_leaders_are_compared_each_at_the_best_rate_for_the_measure():
 def test_an_unknown_list_is_refused_in_one_line(capsys):
     assert command.main(["claims", "gem", "gim"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: lists = 'gim': unknown") and "gem" in hint
+    assert error.startswith("error: invalid choice 'gim'") and "gem" in f"{error}{hint}"
     assert command.main(["claims", "gem", "gem"]) == 2
     assert "lists" in capsys.readouterr().err
 

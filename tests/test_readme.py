@@ -89,7 +89,7 @@ def read(command: list[str], capsys) -> None:
         return
     _, config = study.configure(command[0], command[1:])
     if getattr(config, "methods", ()) and hasattr(config, "make_methods"):
-        config.at().make_methods()
+        (config.at() if hasattr(config, "at") else config).make_methods()
         entry_of("problem", config.problem, asyncsim.problems.PROBLEMS)  # to make it may need data
 
 

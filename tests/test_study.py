@@ -602,8 +602,8 @@ def test_own_study_never_takes_the_place_of_a_shipped_one(told):
     )
     assert study.load("staleness").__file__ == str(study.shipped("studies") / "staleness.py")
     code, _, err = told("staleness", "--workers", "0")
-    error = "error: workers = 0: must be at least 1; --workers integer: Workers of the cluster"
-    assert (code, err) == (2, [note, error])
+    hint = "asyncsim study staleness --help explains the options"
+    assert (code, err) == (2, [note, f"error: workers = 0: must be at least 1; {hint}"])
 
 
 @pytest.mark.parametrize(

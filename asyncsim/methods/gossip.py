@@ -88,7 +88,7 @@ def dpsgd(
 def sgp(
     learning_rate: Rate = LEARNING_RATE,
     optimizer: Optimizer | None = None,
-    policy: PolicyLike = "neighbours(mix=before)",
+    policy: PolicyLike = "neighbours()",
 ) -> Method:
     """Return stochastic gradient push: replicas are sent in shares, with weights that undo the
     bias.

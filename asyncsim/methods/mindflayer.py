@@ -25,7 +25,7 @@ def mindflayer(
     learning_rate: Rate = LEARNING_RATE,
     success: float | str | Law | Sequence[Any] = 1.0,
     rule: Literal["expected", "mean"] = "expected",
-    policy: PolicyLike = "trials(time=1, count=1)",
+    policy: PolicyLike = "trials(time=1)",
 ) -> Method:
     """Return MindFlayer SGD, for traces whose computations are trials that are cut.
 

@@ -35,7 +35,7 @@ _EPSILON = 1e-7
 def ringmaster_lmo(
     learning_rate: Rate = LEARNING_RATE,
     server_momentum: Fraction = 0.95,
-    policy: PolicyLike = "cancel_stale(limit=10, count=1)",
+    policy: PolicyLike = "cancel_stale(limit=10)",
 ) -> Method:
     """Return Ringmaster LMO with Muon's steps (Ringmaster Muon).
 

@@ -20,7 +20,7 @@ def clipped_gossip(
     f: Count = 1,
     radius: Positive | None = None,
     optimizer: Optimizer | None = None,
-    policy: PolicyLike = "neighbours(mix=before)",
+    policy: PolicyLike = "neighbours()",
 ) -> Method:
     """Return ClippedGossip: a worker moves towards each neighbour's replica by at most a radius.
 

@@ -67,7 +67,7 @@ def rennala(
 @declared
 def ringmaster(
     learning_rate: Rate = LEARNING_RATE,
-    policy: PolicyLike = "discard_stale(limit=10, count=1)",
+    policy: PolicyLike = "discard_stale(limit=10)",
 ) -> Method:
     """Return Ringmaster ASGD, for traces without gradients that are too stale.
 

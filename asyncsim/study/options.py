@@ -1,7 +1,7 @@
 """The options of a study: the fields of its Config, read and explained by tyro.
 
 The last value of an option counts. Options of a comparison may have several values; see
-`asyncsim.study.comparison.ComparisonConfig`.
+`asyncsim.study.sweep.ComparisonConfig`.
 """
 
 import ast
