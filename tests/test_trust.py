@@ -394,14 +394,14 @@ def test_no_link_in_a_folder_of_results_is_followed(
         ),
         (
             ["study", *TOY, "--out", "a\udcff"],
-            "out = 'a\\udcff': its name is not UTF-8; give another",
+            "--out: path = 'a\\udcff': its name is not UTF-8; give another",
         ),
         (["study", *TOY, "--out", "x" * 3_000], "xxx...': has 3000 bytes, at most 2000; give less"),
         (["study", *TOY, "--out", "x" * 300], "': cannot be written: File name too long"),
         (["study", *TOY, "--compute", f"gama({'x' * 9_000})"], "did you mean 'gamma'?"),
         (
             ["study", *TOY, "--compute", f"gamma({','.join('1' * 9_000)})"],
-            "9000 parameters given; write gamma(mean=",
+            "9000 parameters given; write gamma(mean, cv)",
         ),
         (["study", *TOY, "--compute", f"[1]*{'9' * 4_000}"], "only a list can be repeated"),
         (["study", *TOY, "--methods", "x" * 9_000], "unknown; choose from adag"),

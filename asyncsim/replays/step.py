@@ -128,7 +128,7 @@ def finish(
     if method.meet is not None:
         row, received = meet(method, row, received, inputs.partner, visit)
     # The plan knows no losses: only here, after the local steps, has the visit one.
-    visit = visit._replace(loss=local.loss.astype(visit.time.dtype))
+    visit = visit._replace(loss=local.loss.astype(start.dtype))
     pulled = central if isinstance(inputs.pulled, tuple) else inputs.pulled
     message, worker, diagnostics = method.message(row.method, local.update, start, pulled, visit)
     if gossips:
