@@ -156,7 +156,7 @@ def spoilt(row, column, value):
         (record(3, 100, 1), ["--unit", "h"], "unit = 'h': unknown; choose from s, ms, us, ns"),
         (record(3, 100, 1), ["--law", "gama"], "law = 'gama': unknown; did you mean 'gamma'?"),
         (record(3, 100, 1), ["--out", "."], "out = '.': exists already; give another"),
-        (record(3, 100, 1), ["--out", "log.csv/x"], "'log.csv/x': cannot be written: Not a dir"),
+        (record(3, 100, 1), ["--out", "log.csv/x"], "'log.csv/x': cannot be written: File exists"),
         (record(3, 100, 1), ["--workers", "9999999999999"], "a cluster of so many needs at least"),
         (record(3, 100, 1), ["--out", ".", "--runs", "1"], "runs = 1: must be at least 2; --runs"),
         (record(3, 8, 1), [], "has 5 ways down, from a commit_time to its worker's next start_t"),

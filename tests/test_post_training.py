@@ -157,7 +157,7 @@ def test_shares_by_hand():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queues": ("pase(1)",)}, "rollouts: queue = 'pase(1)': unknown"),
+        ({"queues": ("pase(1)",)}, "queues = 'pase(1)': unknown"),
         ({"queues": ("keep", "keep")}, "one comes twice"),
         ({"corrections": ("trunc",)}, "correction = 'trunc': unknown"),
         ({"target": math.nan}, "target = nan: must be finite"),
@@ -193,4 +193,4 @@ def test_commands(tmp_path, capsys):
         command.main(["check-lag", "-h"])
     assert "before the update that uses it" in " ".join(capsys.readouterr().out.split())
     assert command.main(["post-training", "--queues", "pace"]) == 2
-    assert "queue = 'pace'" in capsys.readouterr().err
+    assert "queues = 'pace'" in capsys.readouterr().err
