@@ -112,22 +112,10 @@ class Loop:
         has_momentum = self.kind == "momentum_too"
         for states in [self.x, self.m][: 1 + has_momentum] if row.partner >= 0 else ():
             assert self.living[row.partner]
-            both = [i, row.partner]
-            shown = [self.shown(worker, row.commit, states) for worker in (row.partner, i)]
-            states[both] = (states[both] + shown) / 2
+            states[[i, row.partner]] = (states[i] + states[row.partner]) / 2
         if has_momentum:
             step = self.m[i] = 0.9 * self.m[i] + step
         self.x[i] = self.points[i] = self.x[i] + step
-
-    def shown(self, worker, commit, states):
-        """Return the state that a worker shows the one that it meets."""
-        if self.honest[worker]:
-            return states[worker]
-        if self.form is None:
-            return self.change(states[worker])
-        spells = self.trace.spells.fillna({"from_row": np.inf, "to_row": np.inf})
-        away = spells["worker"][(spells["from_row"] <= commit) & (commit < spells["to_row"])]
-        return self.form(states[self.honest & ~np.isin(np.arange(self.trace.workers), away)])
 
     # Messages
 

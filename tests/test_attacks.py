@@ -153,7 +153,7 @@ def test_a_round_by_hand():
         )
         theta = theta - 0.3 * v
     np.testing.assert_allclose(central(run), theta, rtol=1e-6)
-    assert run.config["attack"] == "reverse(workers=2, scale=3.0)"
+    assert run.config["attack"] == "reverse(workers=2)"
     assert run.commits["byzantine_share"].max() == 0
     assert run.commits["byzantine_messages"].iloc[-1] == 0.25
 

@@ -326,7 +326,7 @@ def test_the_policy_that_an_error_names_is_python(method, name):
 def test_gradients_of_replicas_that_are_not_mixed_may_have_messages_beside():
     """Of a method of one's own whose functions are compiled, too."""
     method, trace = case_of("D-PSGD on a ring", commits=40)
-    own = method._replace(mix=jax.jit(method.mix), timing=methods.Timing())
+    own = method._replace(mix=jax.jit(method.mix))
     problem, options = (
         problems.quadratic(CURVATURE, start=START),
         {"precision": "float64", "progress": False},

@@ -457,10 +457,6 @@ class Method(NamedTuple):
     honest : tuple of bool, optional
         Without a server and under attack, the mask of the workers whose replicas and messages count
         for the central variable; set by the replay.
-    presents : function, optional
-        ``presents(state, inbox, visit) -> state``: with ``meet`` and under attack, the state that
-        ``visit.worker`` shows its partner; with ``sees_messages``, ``inbox.messages`` are the
-        states of all workers. Set by the replay.
     space : {"vector", "tensors"}
         With ``"tensors"`` the server's functions, ``init_server``, ``apply``, ``combine`` and
         ``reply``, see and return the problem's own tree of parameters: as the central variable, and
@@ -497,7 +493,6 @@ class Method(NamedTuple):
     needs_key: bool = False
     rounds: Rounds | None = None
     honest: tuple[bool, ...] | None = None
-    presents: Callable[[State, Any, Visit], State] | None = None
     space: str = "vector"
     recipe: Any = None
 

@@ -164,13 +164,22 @@ _ATTACK_DRAWS = 2**30
 
 
 def _without_server(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
-    """Return the method without a server under an attack on mixing or meeting workers."""
+    """Return the method without a server under an attack on workers' messages or labels.
+
+    Raises
+    ------
+    InputError
+        Workers meet in pairs and send no messages.
+    """
     changed, honest = method, tuple((~byzantine).tolist())
-    if method.meet is not None and (attack.corrupt is not None or attack.change is not None):
-        changed = _shown_changed(changed, attack, byzantine)
-    elif method.mix is not None and attack.corrupt is not None:
+    if method.meet is not None and not attack.labels:
+        raise InputError(
+            f"attack = {attack.text!r}: changes messages, and workers of {method.name} meet in "
+            "pairs; choose label_flip, or a method whose workers send messages, such as sgp"
+        )
+    if attack.corrupt is not None:
         changed = _own_changed(changed, attack, byzantine)
-    if method.mix is not None and attack.change is not None:
+    if attack.change is not None:
         changed = _inbox_changed(changed, attack, byzantine)
     # Last, as it removes ``last``, which the attack on inboxes needs.
     return weighed(changed, honest)
@@ -221,37 +230,6 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
         return mix(worker, inbox if method.sees_messages else summed(inbox), visit)
 
     return method._replace(mix=attacked_mix, sees_messages=True, needs_key=True)
-
-
-def _shown_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
-    """Return the method whose Byzantine workers show a changed state to the worker that they meet.
-
-    An attack that knows the honest states knows the states of all workers present at the instant of
-    the meeting.
-    """
-
-    def presents(state, inbox, visit):
-        is_bad = jnp.asarray(byzantine)
-        # Both workers of a meeting present within one visit: the fold separates their draws.
-        key = jax.random.fold_in(visit.key, visit.worker)
-        if attack.corrupt is not None:
-            state = _changed_leaves(state, attack, is_bad[visit.worker], key)
-        if attack.change is None:
-            return state
-        change = attack.change
-        present = jnp.bool_(True) if isinstance(visit.counted, tuple) else visit.counted
-        honest = present & ~is_bad
-
-        def formed() -> State:
-            vectors = jax.vmap(lambda state: ravel_pytree(state)[0])(inbox.messages)
-            formed = change(vectors, honest, present & is_bad, key)
-            return ravel_pytree(state)[1](formed[visit.worker])
-
-        return jax.lax.cond(is_bad[visit.worker] & jnp.any(honest), formed, lambda: state)
-
-    return method._replace(
-        presents=presents, sees_messages=attack.change is not None, needs_key=True
-    )
 
 
 def warn_of_weakness(attack: Attack | None, workers: int) -> None:

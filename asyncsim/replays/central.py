@@ -86,25 +86,11 @@ def meet(
     """Average a worker's row with its partner's state; return both.
 
     The memory becomes the `Mass` that the worker's next replica replaces: both replicas less the
-    partner's new one. Under attacks that know all workers' states ``partner_state`` is a pair, of
-    the partner's state and an `Inbox` of these states.
+    partner's new one.
     """
     assert method.meet is not None
-    all_states: Any = ()
-    if method.sees_messages:
-        partner_state, all_states = partner_state
     worker_state = row.method
-    if method.presents is not None:
-        # Each averages its true state with the state that the partner presents.
-        presented = method.presents(worker_state, all_states, visit)
-        partner_visit = visit._replace(worker=partner)
-        presented_by_partner = method.presents(partner_state, all_states, partner_visit)
-        averaged = (
-            method.meet(worker_state, presented_by_partner, visit)[0],
-            method.meet(presented, partner_state, visit)[1],
-        )
-    else:
-        averaged = method.meet(worker_state, partner_state, visit)
+    averaged = method.meet(worker_state, partner_state, visit)
     # A worker without a partner commits alone: its state stays.
     new, new_partner = jax.tree.map(
         lambda old, mean: jnp.where(partner < 0, old, mean), (worker_state, partner_state), averaged

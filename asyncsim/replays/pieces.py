@@ -220,9 +220,6 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
         elif meets:
             # Without a partner any row will do: `meet` drops it.
             received = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
-            if method.sees_messages:  # of all workers, for the one commit of the piece
-                states = jax.tree.map(lambda leaf: leaf[None], state.workers.method)
-                received = received, Inbox(states, (), ())
         pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
         read_vector = _take_read(state.read, slot, layout) if layout.reads != "none" else ()
         return _take(state.workers, worker, single), read_vector, pulled, received
