@@ -11,7 +11,8 @@ from asyncsim.traces.tables import messages_to_server
 
 def with_columns(trace: Trace, **columns) -> Trace:
     """Return a trace with other columns of its steps."""
-    return replace(trace, steps=trace.steps.assign(**columns))
+    steps = trace.steps.assign(**columns)
+    return replace(trace, steps=steps.astype({"outcome": trace.steps["outcome"].dtype}))
 
 
 def with_versions(trace: Trace, versions) -> Trace:
