@@ -14,7 +14,13 @@ from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import as_law
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import CellRun
-from asyncsim.study.comparison import Comparison, Further, Table, clusters_table, costs_of_clusters
+from asyncsim.study.comparison import (
+    Comparison,
+    Further,
+    Results,
+    clusters_table,
+    costs_of_clusters,
+)
 from asyncsim.study.config import LawLike, StudyConfig
 from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.traces.trace import Trace
@@ -82,7 +88,7 @@ def kept(job: CellRun, run: Run, trace: Trace) -> dict[str, float]:
     return {"kept": share, "died": int((trace.absences["kind"] == "crash").sum())}
 
 
-def goodput(table: Table) -> Further:
+def goodput(table: Results) -> Further:
     """Tabulate the costs of each cluster, with the part of the throughput that remains with
     deaths.
     """

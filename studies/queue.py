@@ -11,7 +11,7 @@ At paper scale about 230,000 commits of MNIST's network: twenty minutes on two c
 import pandas as pd
 
 from asyncsim.study.columns import text_of
-from asyncsim.study.comparison import Comparison, Further, Table, final_loss
+from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.sweep import preset
 from asyncsim.traces.trace_summary import per_worker
 
@@ -30,7 +30,7 @@ Config, SCALES = preset(
 )
 
 
-def ranks(table: Table) -> Further:
+def ranks(table: Results) -> Further:
     """Tabulate each trace and worker: share of the commits, mean staleness and mean wait (s),
     without a warm-up; print them by half of the ranks.
     """

@@ -22,7 +22,7 @@ from asyncsim.problems.problem import measures
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun
 from asyncsim.study.columns import text_of
-from asyncsim.study.comparison import Comparison, Further, Table
+from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.config import RuleLike, StudyConfig
 from asyncsim.study.entries import from_file
 from asyncsim.study.loading import own_file
@@ -187,7 +187,7 @@ def counting(summary: pd.DataFrame) -> pd.DataFrame:
     return summary[~summary["is_weak"].astype(bool)].assign(status="finished")
 
 
-def worst_cases(table: Table) -> Further:
+def worst_cases(table: Results) -> Further:
     """Print the accuracy of each method under its worst attack, by the number of Byzantine
     workers.
     """

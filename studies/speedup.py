@@ -25,7 +25,7 @@ from asyncsim.clusters.laws import as_law, scaled
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun
 from asyncsim.study.columns import text_of
-from asyncsim.study.comparison import Comparison, Further, Table
+from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.traces.trace import Trace
@@ -112,7 +112,7 @@ def batch(job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:
     return {"batch_size": job.cell.config.batch_size}
 
 
-def speedups(table: Table) -> Further:
+def speedups(table: Results) -> Further:
     """Tabulate the times to the target, with their range over the seeds, and the speed-up over the
     fewest workers that reach it with every seed.
     """

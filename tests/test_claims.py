@@ -14,7 +14,7 @@ import pytest
 
 from asyncsim import study
 from asyncsim.claims import LISTS, claims_of
-from asyncsim.claims.claim import Claim, Comparison, Finding, above, below, measured, verdict
+from asyncsim.claims.claim import Bounds, Claim, Finding, above, below, measured, verdict
 from asyncsim.claims.gem import compliance, generalizes
 from asyncsim.claims.lsgd import _AT_LEAST_AS_LOW, sooner
 from asyncsim.runs.known import entries
@@ -131,7 +131,7 @@ def test_comparisons_choose_rows_best_rates_and_bounds():
         ("sgd", 1, 0.1): [1.0, 1.0, 1.0],
     }
     finished = Runs(rows_of(losses, ("method", "workers", "learning_rate"), "loss"))
-    comparison = Comparison(
+    comparison = Bounds(
         "{of[workers]}: {}",
         *("loss", {"method": "sgd"}, {"method": "gem"}),
         above=1.9,
@@ -145,7 +145,7 @@ def test_comparisons_choose_rows_best_rates_and_bounds():
     five, nine = comparison.judge(several)
     assert five == Finding("5: 2 (95 % interval 2 to 2), at least 1.9", True)
     assert nine.text.startswith("9: 2 ") and nine.holds
-    (difference,) = Comparison(
+    (difference,) = Bounds(
         "{}",
         "loss",
         {"method": "sgd", "workers": max},
@@ -154,9 +154,9 @@ def test_comparisons_choose_rows_best_rates_and_bounds():
         ratio=False,
     ).judge(finished)
     assert difference.holds is False and difference.text.startswith("3.5 ")
-    (level,) = Comparison("{}", "loss", {"workers": min}, below=2.0).judge(finished)
+    (level,) = Bounds("{}", "loss", {"workers": min}, below=2.0).judge(finished)
     assert level == Finding("1, at most 2", True)
-    low, high = Comparison(
+    low, high = Bounds(
         "{of[workers]} {to[workers]}{}",
         "loss",
         {"method": "sgd", "learning_rate": 0.1},
@@ -169,23 +169,21 @@ def test_comparisons_choose_rows_best_rates_and_bounds():
 
 def test_round_off_is_no_difference():
     finished = Runs(rows_of({("a",): [1e-30] * 3, ("b",): [2e-31] * 3}, ("method",), "loss"))
-    comparison = Comparison("{}", "loss", {"method": "a"}, {"method": "b"}, above=1.0)
+    comparison = Bounds("{}", "loss", {"method": "a"}, {"method": "b"}, above=1.0)
     (finding,) = comparison.judge(finished)
     assert finding.holds is not True and finding.text.startswith("1 ")
 
 
 def test_seeds_of_a_first_look_do_not_count():
     finished = Runs(rows_of({("a",): [9.0, 9.0, 0.1, 0.2, 0.3]}, ("method",), "loss"))
-    claim = Claim("", "", ("x",), (Comparison("{}", "loss", {}, below=1.0),), looked=2, anew=True)
+    claim = Claim("", "", ("x",), (Bounds("{}", "loss", {}, below=1.0),), looked=2, anew=True)
     assert [finding.holds for finding in claim.findings([finished])] == [True]
     assert [finding.holds for finding in claim.findings([finished], "paper")] == [None]
 
 
 def test_an_assumption_is_read_from_the_commands():
     commands = ("plan --latency 0 --x 1", "plan --x 1 --latency 3")
-    claim = Claim(
-        "", "", commands, (Comparison("{}", "loss", {}, below=1.0),), assumption="latency"
-    )
+    claim = Claim("", "", commands, (Bounds("{}", "loss", {}, below=1.0),), assumption="latency")
     evidence = [
         Runs(rows_of({("a",): [value, value]}, ("method",), "loss")) for value in (0.5, 2.0)
     ]

@@ -174,8 +174,8 @@ def test_two_sites_by_hand(capsys):
         and "Fastest: barrier, two_level," in printed
     )
     assert (
-        "assumed, apart from the choices: 10 workers, compute 1 s, service 0 s, 1e+06 bytes at "
-        "1e+09 bytes/s" in printed
+        "assumed, apart from the choices: 10 workers, compute 1 s, bandwidth 1e+09 (bytes/s), "
+        "messages of 1e+06 bytes" in printed
     )
     assert "an all-reduce has no server, and no service" in printed
     private = rates(dataclasses.replace(config, shared_bandwidth=False))

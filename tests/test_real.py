@@ -23,7 +23,7 @@ from asyncsim.real import agreement, record
 from asyncsim.real.arrays import Task
 from asyncsim.real.peers import Peer
 from asyncsim.real.recording import assemble, check
-from asyncsim.real.server import Server, Worker
+from asyncsim.real.server import RealWorker, Server
 from asyncsim.study.finished import figures as figures_of
 
 ROOT = study.shipped("studies").parent
@@ -67,7 +67,7 @@ def recorded_here(task, lose=None):
 
     async def with_server():
         server = Server(task, 20)
-        workers = [Worker(index, task) for index in range(task.cluster.workers)]
+        workers = [RealWorker(index, task) for index in range(task.cluster.workers)]
         await server.start()
         loops = [asyncio.create_task(worker.run(Remote(server))) for worker in workers]
         if lose is not None:
@@ -76,7 +76,7 @@ def recorded_here(task, lose=None):
                 await asyncio.sleep(0)
             loops[index].cancel()
             await server.lose(index)
-            loops[index] = asyncio.create_task(Worker(index, task).run(server))
+            loops[index] = asyncio.create_task(RealWorker(index, task).run(server))
         await asyncio.gather(*loops)
         return [await server.result()]
 
@@ -399,7 +399,7 @@ def children(process: int) -> dict[int, str]:
 @needs_ray
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
-@pytest.mark.parametrize("killed", ["Worker", "Server"])
+@pytest.mark.parametrize("killed", ["RealWorker", "Server"])
 def test_the_study_restarts_a_killed_worker_and_is_resumed(tmp_path, killed):
     folder = tmp_path / "study"
     command = [sys.executable, "-m", "asyncsim.study", "real"]
@@ -411,7 +411,7 @@ def test_the_study_restarts_a_killed_worker_and_is_resumed(tmp_path, killed):
         env=environment,
         stderr=subprocess.PIPE,
     )
-    while not any("ray::Worker.run" in line for line in children(driver.pid).values()):
+    while not any("ray::RealWorker.run" in line for line in children(driver.pid).values()):
         assert driver.poll() is None, driver.stderr.read()
         time.sleep(0.1)
     time.sleep(5)
@@ -420,7 +420,7 @@ def test_the_study_restarts_a_killed_worker_and_is_resumed(tmp_path, killed):
     ]
     os.kill(running[0], signal.SIGKILL)
     errors = driver.communicate(timeout=300)[1].decode()
-    assert driver.returncode == {"Worker": 0, "Server": 2}[killed], errors
+    assert driver.returncode == {"RealWorker": 0, "Server": 2}[killed], errors
     if killed == "Server":
         assert "its process died; record again" in errors
         return

@@ -18,7 +18,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.files import write_csv, write_json
 from asyncsim.clusters.laws import HalfNormal
 from asyncsim.pages.page import two_runs
-from asyncsim.study.comparison import Comparison, Table, costs
+from asyncsim.study.comparison import Comparison, Results, costs
 from asyncsim.study.finished import Finished, figures, read
 from asyncsim.study.ranking import Measure
 from asyncsim.study.sweep import sweep
@@ -268,7 +268,7 @@ def hand_made(rows, study_of=None, cells=("method",), **config):
     (cell,) = [type("Cell", (), {"values": values})]
     finished = Finished(Path(), {}, runs)
     measure = Measure("accuracy", "most") if study_of else Measure("time_to_target")
-    return Table(comparison, None, [cell], Target(0.3), finished, measure).ranked()
+    return Results(comparison, None, [cell], Target(0.3), finished, measure).ranked()
 
 
 def timed(method, rate, times, **columns):
@@ -372,7 +372,7 @@ def results(tmp_path):
     comparison = Comparison("policies", compared=("policy",))
     (cell,) = [type("Cell", (), {"values": cells[0]})]
     finished = Finished(tmp_path, config, summary)
-    table = Table(comparison, None, [cell], Target(0.3), finished, Measure("train_loss")).ranked()
+    table = Results(comparison, None, [cell], Target(0.3), finished, Measure("train_loss")).ranked()
     write_csv(tmp_path / "comparison.csv", table.best)
     write_csv(tmp_path / "tuning.csv", table.rates)
     clusters = {"policy": policies[:2], "throughput": [2.0, 1.0], "counted_share": [0.9, 0.6]}

@@ -165,8 +165,8 @@ def weather(draw, without_outages=False):
         "loss": st.builds(
             failures.loss, st.sampled_from([0.1, 0.6]), st.sampled_from([0.7, 3.0]), st.booleans()
         ),
-        "leave": st.builds(failures.leave, st.sampled_from([0.0, 2.5, 9.0]), st.just((1,))),
-        "join": st.builds(failures.join, st.sampled_from([1.0, 6.0]), st.just((2, 3))),
+        "leave": st.builds(failures.leave, st.sampled_from([0.0, 2.5, 9.0]), workers=st.just((1,))),
+        "join": st.builds(failures.join, st.sampled_from([1.0, 6.0]), workers=st.just((2, 3))),
     }
     if without_outages:
         del kinds["outage"]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim import study
-from asyncsim.claims.claim import Claim, Comparison, Finding, above, interval_text, spread
+from asyncsim.claims.claim import Bounds, Claim, Finding, above, interval_text, spread
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished, figures
 
@@ -36,14 +36,14 @@ def _accuracy(
     window: Any,
     above: float | None = None,
     below: float | None = None,
-) -> Comparison:
+) -> Bounds:
     """Compare the training accuracy of a cell with a bound."""
     text = f"{_NAMES[method]}, n = {workers}, window {{of[window]}}: accuracy {{}}"
     of = {"method": method, "workers": workers, "window": window}
-    return Comparison(text, "train_accuracy", of, above=above, below=below)
+    return Bounds(text, "train_accuracy", of, above=above, below=below)
 
 
-def _corner(workers: Any, window: Any) -> Comparison:
+def _corner(workers: Any, window: Any) -> Bounds:
     """Compare a cell's accuracy with that of the most workers and the second-longest window."""
     text = (
         "n = {of[workers]}, window {of[window]}: accuracy is {} higher than with n = {to[workers]},"
@@ -51,10 +51,10 @@ def _corner(workers: Any, window: Any) -> Comparison:
     )
     of = {"method": "agn", "workers": workers, "window": window}
     to = {"method": "agn", "workers": max, "window": _SECOND}
-    return Comparison(text, "train_accuracy", of, to, above=0.0, ratio=False)
+    return Bounds(text, "train_accuracy", of, to, above=0.0, ratio=False)
 
 
-_DECLINES = Comparison(
+_DECLINES = Bounds(
     "window {of[window]}: accuracy with {of[workers]} workers is {} higher than with {to[workers]}",
     "train_accuracy",
     {"method": "aeasgd", "workers": min},
@@ -169,11 +169,11 @@ def _mean(column: str) -> Callable[[Run], float]:
 
 def _longer_window(
     column: str, words: str, above: float | None = None, below: float | None = None
-) -> Comparison:
+) -> Bounds:
     """Compare the mean of a column of the commits between the longest and the shortest window."""
     text = f"{words} with window {{of[window]}} is {{}} times that with {{to[window]}}"
     of, to = ({"method": "agn", "window": end} for end in (max, min))
-    return Comparison(text, _mean(column), of, to, above, below)
+    return Bounds(text, _mean(column), of, to, above, below)
 
 
 def straight_path(finished: Finished) -> list[Finding]:
@@ -300,7 +300,7 @@ CLAIMS: Sequence[Claim] = (
         "Hermans et al. 2017, abstract",
         _DELTAS,
         (
-            Comparison(
+            Bounds(
                 "window {of[window]}: the mean length of AGN's delta is {} times DOWNPOUR's",
                 _mean("update_norm"),
                 {"method": "agn"},

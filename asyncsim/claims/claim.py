@@ -32,7 +32,7 @@ class Finding(NamedTuple):
     where: str = ""  #: the value of the claim's assumption
 
 
-class Comparison(NamedTuple):
+class Bounds(NamedTuple):
     """A bound on the mean over the seeds of a row's column, or of its ratio or difference to
     another row.
 
@@ -139,7 +139,7 @@ def _selected(summary: pd.DataFrame, row: Mapping[str, Any]) -> pd.DataFrame:
     return summary
 
 
-Judge = Callable[..., Iterable[Finding]] | Sequence[Comparison]
+Judge = Callable[..., Iterable[Finding]] | Sequence[Bounds]
 
 
 class Claim(NamedTuple):

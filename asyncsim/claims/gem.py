@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from asyncsim.claims.claim import Claim, Comparison, Finding, above, interval_text, log_ratio
+from asyncsim.claims.claim import Bounds, Claim, Finding, above, interval_text, log_ratio
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import energy_ratios
@@ -30,9 +30,9 @@ _BEGINNING = 10
 
 def _more_workers(
     name: str, method: str, above: float | None = None, below: float | None = None
-) -> Comparison:
+) -> Bounds:
     """Compare the final losses with the fewest and the most workers (figures 1a, 1b, 1d)."""
-    return Comparison(
+    return Bounds(
         f"{name}'s final loss with {{of[workers]}} workers is {{}} times that with {{to[workers]}}",
         "final_loss",
         {"method": method, "workers": max},
@@ -42,15 +42,15 @@ def _more_workers(
     )
 
 
-def _overfits(method: str, above: float | None = None, below: float | None = None) -> Comparison:
+def _overfits(method: str, above: float | None = None, below: float | None = None) -> Bounds:
     """Compare the final test loss with its minimum, at the paper's rate (figure 5)."""
     text = f"{method.upper()}'s test loss ends at {{}} times its minimum"
     of = {"method": method, "method.learning_rate": 0.05}
-    return Comparison(text, rise, of, above=above, below=below)
+    return Bounds(text, rise, of, above=above, below=below)
 
 
 _BEST_RATE = tuple(
-    Comparison(
+    Bounds(
         f"{{of[workers]}} workers: {name} ends at {{}} times GEM's loss",
         "train_loss",
         {"method": method},
@@ -66,15 +66,15 @@ _BEST_RATE = tuple(
 def hundred_workers(finished: Finished) -> Iterator[Finding]:
     """Compare GEM's results with the most workers with published and DOWNPOUR's (figure 2)."""
     gem = {"method": "gem", "workers": max}
-    loss = Comparison("GEM's final loss is {}", "final_loss", gem, below=_LEARNED)
+    loss = Bounds("GEM's final loss is {}", "final_loss", gem, below=_LEARNED)
     yield from loss.judge(finished)
     if finished.config["problem"] == "mnist":
         text = "test accuracy {}"
-        yield from Comparison(text, "test_accuracy", gem, above=_ACCURACY).judge(finished)
+        yield from Bounds(text, "test_accuracy", gem, above=_ACCURACY).judge(finished)
     if "downpour" in set(finished.summary["method"]):
         downpour = {"method": "downpour", "workers": max}
         text = "GEM's test accuracy minus DOWNPOUR's is {}"
-        comparison = Comparison(text, "test_accuracy", gem, downpour, above=0.0, ratio=False)
+        comparison = Bounds(text, "test_accuracy", gem, downpour, above=0.0, ratio=False)
         yield from comparison.judge(finished)
 
 
@@ -115,14 +115,14 @@ def at_equal_time(finished: Finished) -> Iterator[Finding]:
 def generalizes(finished: Finished) -> Iterator[Finding]:
     """Compare GEM's test loss and error with momentum SGD's, each at its best rate."""
     sgd, gem, best = {"method": "sgd"}, {"method": "gem"}, Measure("test_loss")
-    loss = Comparison(
+    loss = Bounds(
         "equal gradients: SGD's test loss is {} times GEM's",
         *("test_loss", sgd, gem),
         above=1.0,
         best=best,
         over=("method",),
     )
-    accuracy = Comparison(
+    accuracy = Bounds(
         "GEM's test accuracy minus SGD's is {}",
         *("test_accuracy", gem, sgd),
         above=0.0,
@@ -202,11 +202,11 @@ def smaller_factors(finished: Finished) -> Iterator[Finding]:
     )
 
 
-def _energy(method: str) -> tuple[Comparison, ...]:
+def _energy(method: str) -> tuple[Bounds, ...]:
     """Return the comparison of a method's late energy ratio with one (equation 12)."""
     text = "n = {of[workers]}: the central energy is {} times the proxy's"
     of = {"method": method}
-    return (Comparison(text, "energy_ratio", of, below=1.0, each=("workers",)),)
+    return (Bounds(text, "energy_ratio", of, below=1.0, each=("workers",)),)
 
 
 _STABILITY = ("stability --workers 5 20 100 --no-limits --seeds 3",)
@@ -256,7 +256,7 @@ CLAIMS: Sequence[Claim] = (
         f"{SOURCE}, figure 3",
         _FACTOR,
         (
-            Comparison(
+            Bounds(
                 "the median factor with {of[workers]} minus that with {to[workers]} workers is {}",
                 mean_factor,
                 {"method": "gem"},
@@ -274,7 +274,7 @@ CLAIMS: Sequence[Claim] = (
         f"{SOURCE}, figure 4",
         ("speedup --time-budget 6 --seeds 3",),
         (
-            Comparison(
+            Bounds(
                 "{to[workers]} workers are {} times as fast as {of[workers]}",
                 "time_to_target",
                 {},
@@ -348,7 +348,7 @@ CLAIMS: Sequence[Claim] = (
             "--tune 0.1 0.2 0.4 --measure train_loss --steps 40 --seeds 8",
         ),
         (
-            Comparison(
+            Bounds(
                 "with YellowFin's momentum the training loss is {} times that with 0.9",
                 "train_loss",
                 {"method": "gem_yellowfin"},
@@ -364,14 +364,14 @@ CLAIMS: Sequence[Claim] = (
         f"{SOURCE}, figure 8",
         ('kappa --workers 5 --methods "gem(kappa=[1, 2, 3, 4])"',),
         (
-            Comparison(
+            Bounds(
                 "kappa 1 ends at {} times the loss of kappa 3",
                 "final_loss",
                 {"method.kappa": 1.0},
                 {"method.kappa": 3.0},
                 above=1.0,
             ),
-            Comparison("kappa 4 ends at {}", "final_loss", {"method.kappa": 4.0}, above=_LEARNED),
+            Bounds("kappa 4 ends at {}", "final_loss", {"method.kappa": 4.0}, above=_LEARNED),
         ),
         ('kappa --scale paper --methods "gem(kappa=[1, 2, 3, 4])"',),
     ),
@@ -380,7 +380,7 @@ CLAIMS: Sequence[Claim] = (
         f"{SOURCE}, figure 7; digits or CIFAR-10 stand in for ImageNet",
         _TENSORS,
         (
-            Comparison(
+            Bounds(
                 "{of[workers]} workers end at {} times the loss of {to[workers]}",
                 "final_loss",
                 {"workers": min},

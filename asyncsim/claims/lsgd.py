@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from asyncsim.claims.claim import Claim, Comparison, Finding
+from asyncsim.claims.claim import Bounds, Claim, Finding
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.ranking import Measure
@@ -22,7 +22,7 @@ _UNPULLED = "lgd(pull=1e-09)"
 _RESTS = 1e-6
 _EASGD, _LSGD = {"method": "aeasgd"}, {"method": "lsgd"}
 _CELLS = ("workers", "window")
-_AT_LEAST_AS_LOW = Comparison(
+_AT_LEAST_AS_LOW = Bounds(
     "n = {of[workers]}, period {of[window]}: EASGD ends at {} times LSGD's loss",
     *("train_loss", _EASGD, _LSGD),
     above=1 / _AS_LOW,
@@ -39,7 +39,7 @@ def sooner(finished: Finished) -> Iterator[Finding]:
         evaluations = run.evaluations
         return time_to_target(evaluations["commit_time"], 1 - evaluations["test_accuracy"], target)
 
-    comparison = Comparison(
+    comparison = Bounds(
         "n = {of[workers]}, period {of[window]}: LSGD is {} times as fast as EASGD",
         *(until_target, _EASGD, _LSGD),
         above=1.0,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from asyncsim.claims.claim import Claim, Comparison, Finding
+from asyncsim.claims.claim import Bounds, Claim, Finding
 from asyncsim.study.finished import Finished
 from asyncsim.study.ranking import Measure
 
@@ -19,7 +19,7 @@ _PARLE, _PARALLEL = {"method": "parle"}, {"method": "data_parallel"}
 def less_error(finished: Finished) -> Iterator[Finding]:
     """Compare the final test errors of Parle and data-parallel SGD."""
     summary = finished.summary.assign(test_error=1 - finished.summary["test_accuracy"])
-    comparison = Comparison(
+    comparison = Bounds(
         "Parle's test error is {} times data-parallel SGD's",
         *("test_error", _PARLE, _PARALLEL),
         below=_SIGNIFICANT,
@@ -34,7 +34,7 @@ def fewer_rounds(finished: Finished) -> Iterator[Finding]:
     steps = summary["method"].map({"parle": window}).fillna(1)
     summary = summary.assign(rounds=summary["gradients_to_target"] / steps)
     text = "data-parallel SGD needs {} times the rounds"
-    comparison = Comparison(text, "rounds", _PARALLEL, _PARLE, above=1.0, best=_TIME)
+    comparison = Bounds(text, "rounds", _PARALLEL, _PARLE, above=1.0, best=_TIME)
     return comparison.judge(finished._replace(summary=summary))
 
 
@@ -51,7 +51,7 @@ CLAIMS: Sequence[Claim] = (
         f"{SOURCE}, abstract",
         _LATENCIES,
         (
-            Comparison(
+            Bounds(
                 "Parle is {} times as fast",
                 *("time_to_target", _PARALLEL, _PARLE),
                 above=2.0,
@@ -84,7 +84,7 @@ CLAIMS: Sequence[Claim] = (
         "Chaudhari et al. 2016, Entropy-SGD",
         (_REPLICAS,),
         (
-            Comparison(
+            Bounds(
                 "SGD needs {} times the gradients",
                 *("gradients_to_target", {"method": "sgd"}, {"method": "entropy_sgd"}),
                 above=_HALF,

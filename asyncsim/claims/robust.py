@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from asyncsim.claims.claim import Claim, Comparison
+from asyncsim.claims.claim import Bounds, Claim
 from asyncsim.study.ranking import Measure
 
 #: A rule withstands an attack if it loses at most this test accuracy, and breaks if it loses more.
@@ -21,10 +21,10 @@ _ACCURACY = Measure("test_accuracy", "most")
 
 def _lost(
     rule: str, byzantine: int, attacks: Sequence[str] = _ALL, breaks: bool = False
-) -> tuple[Comparison, ...]:
+) -> tuple[Bounds, ...]:
     """Compare the test accuracy that a rule loses under attacks with the tolerated one."""
     return tuple(
-        Comparison(
+        Bounds(
             f"{_NAMES[rule]} with {byzantine} Byzantine, {attack}: {{}} of accuracy lost",
             "test_accuracy",
             {"method": rule, "byzantine": 0},
@@ -38,19 +38,19 @@ def _lost(
     )
 
 
-def _at_worker(rule: str) -> Comparison:
+def _at_worker(rule: str) -> Bounds:
     """Compare momentum at the workers with momentum at the server, under ALIE."""
     row = {"method": rule, "byzantine": max, "attack": "alie"}
     text = f"{_NAMES[rule]}, alie: test accuracy with momentum at the workers is {{}} higher"
-    return Comparison(text, "test_accuracy", row, row, above=0.0, ratio=False, best=_ACCURACY)
+    return Bounds(text, "test_accuracy", row, row, above=0.0, ratio=False, best=_ACCURACY)
 
 
 def _learns(
     name: str, method: str, above: float | None = None, below: float | None = None
-) -> Comparison:
+) -> Bounds:
     """Compare a method's test accuracy with the least of one that learns."""
     text = f"{name}: test accuracy {{}}"
-    return Comparison(
+    return Bounds(
         text, "test_accuracy", {"method": method}, above=above, below=below, best=_ACCURACY
     )
 

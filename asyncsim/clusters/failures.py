@@ -116,7 +116,7 @@ class _OfWorkers(Failure):
 
 
 @dataclass(frozen=True)
-class Spells(_OfWorkers):
+class Recurring(_OfWorkers):
     """A failure of workers, or of slots, that comes and goes."""
 
     every: Lasting
@@ -126,7 +126,7 @@ class Spells(_OfWorkers):
 
 
 @dataclass(frozen=True)
-class crash(Spells):
+class crash(Recurring):
     """Crashes: a worker disappears with its state, and returns after a while without it.
 
     Its computation is cancelled. A message that it had sent is still served, and the reply is lost.
@@ -192,7 +192,7 @@ class job_crash(Failure):
 
 
 @dataclass(frozen=True)
-class pause(Spells):
+class pause(Recurring):
     """Pauses: a worker's computation stops and later continues; its messages travel on.
 
     Parameters as for `crash`.
@@ -202,7 +202,7 @@ class pause(Spells):
 
 
 @dataclass(frozen=True)
-class slow(Spells):
+class slow(Recurring):
     """Slow spells: a worker computes at a ``speed`` relative to the usual 1, such as 0.2.
 
     A computation ends when the integral of the speed is the time that it takes at speed one. The
@@ -345,7 +345,7 @@ def _check_side(failure: Failure, slots: int | None) -> None:
             "out"
         )
     if slots is not None and failure.on is None:
-        if not isinstance(failure, Spells):
+        if not isinstance(failure, Recurring):
             raise InputError(
                 f"failures = {failure}: is not for a cluster with rollouts; use crash, pause or "
                 "slow"

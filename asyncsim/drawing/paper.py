@@ -34,7 +34,7 @@ class Study(NamedTuple):
     options: str = "--scale small|paper"  #: of its command
 
 
-class Task(NamedTuple):
+class PaperTask(NamedTuple):
     """The task of a paper's published numbers; they are drawn beside results of the same task
     only.
     """

@@ -47,7 +47,7 @@ def pulls(cluster: Cluster) -> bool:
     return cluster.separate_reads and cluster.protocol == "read_then_write"
 
 
-class Job(NamedTuple):
+class Computation(NamedTuple):
     """A worker's computation."""
 
     number: int | np.integer  #: among the worker's jobs, which decides the minibatches
@@ -104,20 +104,20 @@ class Computing:
         learner = Learner(method.optimizer.init(params), self._problem_state)
         return replica, WorkerRow(method.init_worker(replica), memory, recorders, learner)
 
-    def first_job(self, worker: int) -> Job:
+    def first_job(self, worker: int) -> Computation:
         """Return a job with the shapes of all jobs."""
         replica, row = self.first(worker)
-        return Job(0, 0, np.asarray(replica), row.learner)
+        return Computation(0, 0, np.asarray(replica), row.learner)
 
     def trace(self, worker: int) -> None:
         """Trace the local steps, which must not need values that a worker lacks."""
         jax.eval_shape(self._compute, *self._arguments(worker, self.first_job(worker)))
 
-    def run(self, worker: int, job: Job) -> LocalResult:
+    def run(self, worker: int, job: Computation) -> LocalResult:
         """Compute a job; the result has NumPy arrays."""
         return jax.tree.map(np.asarray, self._compute(*self._arguments(worker, job)))
 
-    def _arguments(self, worker: int, job: Job) -> tuple[Any, ...]:
+    def _arguments(self, worker: int, job: Computation) -> tuple[Any, ...]:
         rows = np.zeros((self._window, 0), np.int32)
         if self._batches is not None:
             rows = self._batches.rows([worker], [job.number], self._window)[0]
@@ -168,11 +168,11 @@ class Parameters:
         self._start_of, self._commit = start_of, commit
         self._replies = method.reply is not None
 
-    def job(self, worker: int, number: int, step: int) -> Job:
+    def job(self, worker: int, number: int, step: int) -> Computation:
         """Return a worker's next job."""
         row = self.rows[worker]
         start = np.asarray(self._start_of(row, self.read[worker]))
-        return Job(number, step, start, jax.tree.map(np.asarray, row.learner))
+        return Computation(number, step, start, jax.tree.map(np.asarray, row.learner))
 
     def commit(
         self, counts: Mapping[str, int], time: float, start: Any, result: LocalResult

@@ -17,7 +17,7 @@ import numpy as np
 
 from asyncsim.base.tracing import whole_products
 from asyncsim.methods.method import Inbox
-from asyncsim.real.arrays import Computing, Job, Task
+from asyncsim.real.arrays import Computation, Computing, Task
 from asyncsim.real.server import clock_zero
 from asyncsim.replays.central import Mass, Sent, initial_memory
 from asyncsim.replays.local import LocalResult
@@ -139,7 +139,7 @@ class Peer:
             messages = [] if mixes_beside else await self._take_up(step)
             row, start = self._begin(row, self._mixable(messages), visit)
         start_time = max(0.0, self._now())
-        job = Job(step, step, np.asarray(start), self._row.learner)
+        job = Computation(step, step, np.asarray(start), self._row.learner)
         result = await asyncio.to_thread(self._compute, job)
         send_time = max(start_time, self._now())
         partner, met, earliest = -1, (), 0.0
@@ -181,7 +181,7 @@ class Peer:
         for taker, share in () if self._meets else self._sends[step % len(self._sends)]:
             await peers[taker].deliver(Message(commit_time, self._index, step, share, message))
 
-    def _compute(self, job: Job) -> LocalResult:
+    def _compute(self, job: Computation) -> LocalResult:
         time.sleep(self._sleep(self._index))
         return self._computing.run(self._index, job)
 

@@ -29,7 +29,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
 from asyncsim.real.arrays import RECORDER, Computing, Task
 from asyncsim.real.peers import Peer, in_flight
-from asyncsim.real.server import Server, Worker
+from asyncsim.real.server import RealWorker, Server
 from asyncsim.replays.observing import columns
 from asyncsim.replays.programs import as_data
 from asyncsim.replays.replay import check_replay
@@ -182,7 +182,7 @@ def record(
         def start(kind: type, *arguments: Any) -> _Remote:
             return _Remote(ray.remote(kind).options(**options).remote(*arguments))
 
-        actors = [start(Worker if has_server else Peer, index, stored) for index in workers]
+        actors = [start(RealWorker if has_server else Peer, index, stored) for index in workers]
         server = start(Server, stored, keep_every) if has_server else None
         clock = server or actors[0]
         try:
@@ -206,7 +206,7 @@ def record(
                         ray.get(server.lose(worker))
                         note(f"worker {worker}: its process died")
                         if restart:
-                            loops[start(Worker, worker, stored).run(server)] = worker
+                            loops[start(RealWorker, worker, stored).run(server)] = worker
                     advance(sum(ray.get([actor.progress() for actor in counted])))
             results = ray.get([actor.result() for actor in counted])
         except ray.exceptions.RayError as error:

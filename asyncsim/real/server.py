@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsim.real.arrays import Computing, Job, Parameters, Task, pulls
+from asyncsim.real.arrays import Computation, Computing, Parameters, Task, pulls
 from asyncsim.replays.local import LocalResult
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.gates import gate_of
@@ -39,7 +39,7 @@ class Turn:
         return self.index < other.index
 
 
-class Log(NamedTuple):
+class ServerLog(NamedTuple):
     """The log of a server; the first three are tables of `asyncsim.recorded`."""
 
     visits: list[dict[str, Any]]
@@ -73,7 +73,7 @@ class Server:
         self._waiting: Any = waiting_room(cluster.discipline, task.seed)
         self._gate: Any = gate_of(cluster.policy, cluster.workers, range(cluster.workers))
         self._accounts = [Account() for _ in range(cluster.workers)]
-        self._log = Log([], [], [], [], {})
+        self._log = ServerLog([], [], [], [], {})
         self._unanswered: dict[int, Turn] = {}
         self._acting = asyncio.Lock()
         self._is_busy, self._zero, self._commits, self._place = False, time.monotonic(), 0, 0
@@ -90,11 +90,11 @@ class Server:
         """Return the number of accepted commits so far."""
         return self._commits
 
-    async def result(self) -> tuple[Log, Any, Any]:
+    async def result(self) -> tuple[ServerLog, Any, Any]:
         """Return the log, the central variable and the workers' states."""
         return self._log, np.asarray(self.parameters.state.central), self.parameters.rows
 
-    async def begin(self, worker: int) -> tuple[int, Job | None]:
+    async def begin(self, worker: int) -> tuple[int, Computation | None]:
         """Return the number of a worker's process and its job, after a death from a new read."""
         account = self._accounts[worker]
         account.life += 1
@@ -108,8 +108,8 @@ class Server:
         await self._visit(worker, life, self._pull)
 
     async def commit(
-        self, worker: int, life: int, job: Job, sent: Times, result: LocalResult
-    ) -> Job | None:
+        self, worker: int, life: int, job: Computation, sent: Times, result: LocalResult
+    ) -> Computation | None:
         """Commit an update; return the next job, None if there is none.
 
         ``sent``: the begin and the end of the computation on the server's clock (s).
@@ -148,7 +148,7 @@ class Server:
     def _now(self) -> float:
         return time.monotonic() - self._zero
 
-    def _job(self, worker: int) -> Job | None:
+    def _job(self, worker: int) -> Computation | None:
         account = self._accounts[worker]
         return None if self._is_over else self.parameters.job(worker, account.job, account.steps)
 
@@ -183,7 +183,7 @@ class Server:
         while self._is_over and self._unanswered:
             self._unanswered.popitem()[1].answered.set_result(None)
 
-    async def _take(self, turn: Turn, job: Job, sent: Times, result: LocalResult) -> None:
+    async def _take(self, turn: Turn, job: Computation, sent: Times, result: LocalResult) -> None:
         """Apply, buffer or discard a message, and answer the workers that continue."""
         worker, parameters, gate = turn.index, self.parameters, self._gate
         account, before, visible = self._accounts[worker], gate.version, parameters.visible
@@ -244,7 +244,7 @@ class Server:
         self._log.faults.append(row)
 
 
-class Worker:
+class RealWorker:
     """A worker of a recording around a server."""
 
     def __init__(self, index: int, task: Task):
@@ -270,7 +270,7 @@ class Worker:
                 await server.pull(index, life)
             job = await server.commit(index, life, job, sent, result)
 
-    def _compute(self, job: Job) -> LocalResult:
+    def _compute(self, job: Computation) -> LocalResult:
         time.sleep(self._sleep(self._index))
         return self._computing.run(self._index, job)
 

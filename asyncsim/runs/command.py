@@ -283,7 +283,7 @@ def _open(page: Path) -> None:
         note("no browser could be opened; open the file in a browser")
 
 
-def _table(entries: Sequence[known.Entry]) -> str:
+def _table(entries: Sequence[known.KnownStudy]) -> str:
     """Format the entries as a table that fits the terminal; cut long cells, but no folder."""
     today = datetime.now(UTC)
     rows = [["tag", "study", "cluster", "methods", "verdict", "age", "folder"]]

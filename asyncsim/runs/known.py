@@ -46,7 +46,7 @@ class Tag(NamedTuple):
     note: str = ""
 
 
-class Entry(NamedTuple):
+class KnownStudy(NamedTuple):
     """A folder of results, or another folder with a tag."""
 
     folder: Path
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     tags: tuple[Tag, ...]
 
 
-def entries() -> list[Entry]:
+def entries() -> list[KnownStudy]:
     """List all known folders of results, newest first."""
     roots = dict.fromkeys([Path("results").absolute(), *results.listed()])
     folders = dict.fromkeys(folder for root in roots for folder in _inside(root, _DEPTH))
@@ -218,7 +218,7 @@ def _inside(folder: Path, depth: int) -> Iterator[Path]:
                     yield from _inside(Path(entry.path), depth - 1)
 
 
-def _describe(folder: Path) -> Entry:
+def _describe(folder: Path) -> KnownStudy:
     """Read a folder's entry; a stranger may have written the files."""
     config, origin = results.config_of(folder), results.json_table(folder / results.ORIGIN)
     printed = results.text_in(folder / results.REPORT).splitlines()
@@ -228,7 +228,7 @@ def _describe(folder: Path) -> Entry:
         for text in (config.get("study"), origin.get("date"))
     )
     methods = config.get("methods")
-    return Entry(
+    return KnownStudy(
         folder,
         study,
         date,

@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
     cases: tuple[str, ...] = ()  #: columns of cases, of which the worst counts
     #: The runs that count, from the summary.
     counting: Callable[[pd.DataFrame], pd.DataFrame] = lambda summary: summary
-    further: Callable[["Table"], Further] = lambda table: ({}, ())
+    further: Callable[["Results"], Further] = lambda table: ({}, ())
     traces_alone: bool = False  #: whether it has an answer without methods
 
     def run(self, config: Any) -> Result:
@@ -84,7 +84,7 @@ class Comparison(NamedTuple):
 
             def conclude(folder: Path, summary: pd.DataFrame) -> None:
                 finished = read(folder, self.name)
-                table = Table(self, config, cells, goal, finished, measure).ranked()
+                table = Results(self, config, cells, goal, finished, measure).ranked()
                 tables, texts = self.further(table)
                 if table.best is not None:
                     tables = {TABLE: table.best, TUNING: table.rates, **tables}
@@ -100,7 +100,7 @@ class Comparison(NamedTuple):
         return {**costs(job.cell, job.method, trace), **self.of_run(job, run, trace)}
 
 
-class Table(NamedTuple):
+class Results(NamedTuple):
     """The results of a comparison."""
 
     study: Comparison
@@ -135,7 +135,7 @@ class Table(NamedTuple):
         rows = self.finished.summary[self.settings].drop_duplicates().merge(rows)
         return [part for _, part in rows.groupby(self.settings, sort=False)]
 
-    def ranked(self) -> "Table":
+    def ranked(self) -> "Results":
         """Return the results with their tables; without methods there are none."""
         if "method" not in self.finished.summary:
             return self
@@ -238,14 +238,16 @@ def with_nesterov(method: Method, rate: float, momentum: float, decay: float = 0
     return method._replace(optimizer=steps, hyperparameters={**method.hyperparameters, **options})
 
 
-def clusters_table(table: Table, cluster_costs: Any = None) -> Further:
+def clusters_table(table: Results, cluster_costs: Any = None) -> Further:
     """Return and print `costs_of_clusters`."""
     rows = costs_of_clusters(table) if cluster_costs is None else cluster_costs
     text = "means over the traces; parts of the workers' time; theory: commits/s in the long run"
     return {CLUSTERS: rows}, [f"{text}\n{text_of(rows)}\n"]
 
 
-def costs_of_clusters(table: Table, lost: bool = False, first: Sequence[str] = ()) -> pd.DataFrame:
+def costs_of_clusters(
+    table: Results, lost: bool = False, first: Sequence[str] = ()
+) -> pd.DataFrame:
     """Tabulate the costs of each cluster: throughput beside its theory, the parts of the workers'
     time, and staleness; means over the traces.
 

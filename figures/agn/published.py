@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from asyncsim.drawing.paper import Task
+from asyncsim.drawing.paper import PaperTask
 
 #: Name of the source in figures.
 SOURCE = "Hermans 2017, thesis"
 #: The thesis' task.
-TASK = Task("mnist", network="mlp")
+TASK = PaperTask("mnist", network="mlp")
 
 
 def grid(quantity: str, method: str) -> pd.Series:

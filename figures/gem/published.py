@@ -16,13 +16,13 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.drawing.curves import Curve
-from asyncsim.drawing.paper import Task
+from asyncsim.drawing.paper import PaperTask
 from asyncsim.study.outcome import FINAL_SHARE
 
 #: The paper's name for figures and tables.
 SOURCE = "Hermans and Louppe 2018, arXiv 1805.08469"
 #: The task of all its curves.
-TASK = Task("mnist", network="cnn")
+TASK = PaperTask("mnist", network="cnn")
 #: Worker steps of the bins of compared curves, and between published points.
 BIN_STEPS = 20
 _POINT_STEPS = 5
