@@ -73,7 +73,7 @@ def test_goodput_by_interval(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "verdict: save every 255 s (Daly's interval): it keeps " in printed
     assert "half as often keeps" in printed and "parabola" not in printed
-    assert "one seed cannot show the noise" in printed and "checkpoint=255 s" in printed
+    assert "one seed cannot show the noise" in printed and "checkpoint=255" in printed
     figure = figures_of("checkpoint").checkpoint(read(tmp_path / "out", "checkpoint"))
     assert figure.get_label().startswith("Of 3 intervals, Daly's, 255 s, keeps the largest share (")
     (law,) = [line for line in figure.axes[0].lines if line.get_label().startswith("law")]

@@ -173,24 +173,6 @@ def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, fli
         assert files("whole") == whole, (name, place)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"protocol": "exchcnge"},
-        {"workers": 1e300},
-        {"workers": 10**10},
-        {"versions": ["1.0"]},
-    ],
-)
-def test_a_header_with_odd_values_is_refused(change):
-    trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
-    for name, value in change.items():
-        object.__setattr__(trace.source, name, value)
-    trace.save("trace.parquet")
-    with pytest.raises(InputError, match=f"a damaged trace .*{next(iter(change))}"):
-        Trace.load("trace.parquet")
-
-
 def noted(folder: Path) -> None:
     """Put notes into a folder that exists, or a new one."""
     folder.mkdir(exist_ok=True)

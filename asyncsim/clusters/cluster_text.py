@@ -90,6 +90,8 @@ def _text(value: Any) -> str:
         if len(value) > len(distinct) and isinstance(value[0], Law):
             return " + ".join(f"{value.count(entry)} \u00d7 {_text(entry)}" for entry in distinct)
         return (", " if isinstance(value[0], Value | str) else " + ").join(map(_text, value))
+    if isinstance(value, Value):
+        return str(value)
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     text = repr(value) if getattr(value, "label", None) else text
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
