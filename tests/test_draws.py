@@ -67,6 +67,7 @@ def test_draws_hang_on_the_seed_the_worker_and_its_step_alone():
 @pytest.mark.full
 @pytest.mark.parametrize("replies", [False, True])
 def test_members_of_an_ensemble_draw_as_single_runs(replies):
+    @methods.declared
     def factory(rate=0.05):
         return noisy(rate, replies)
 
