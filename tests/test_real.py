@@ -399,8 +399,7 @@ def children(process: int) -> dict[int, str]:
 @needs_ray
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
-@pytest.mark.parametrize("killed", ["RealWorker", "Server"])
-def test_the_study_restarts_a_killed_worker_and_is_resumed(tmp_path, killed):
+def test_the_study_restarts_a_killed_worker_and_is_resumed(tmp_path):
     folder = tmp_path / "study"
     command = [sys.executable, "-m", "asyncsim.study", "real"]
     # A worker that starts again takes some ten seconds, in which the other one must not finish.
@@ -416,14 +415,11 @@ def test_the_study_restarts_a_killed_worker_and_is_resumed(tmp_path, killed):
         time.sleep(0.1)
     time.sleep(5)
     running = [
-        process for process, line in children(driver.pid).items() if f"ray::{killed}" in line
+        process for process, line in children(driver.pid).items() if "ray::RealWorker" in line
     ]
     os.kill(running[0], signal.SIGKILL)
     errors = driver.communicate(timeout=300)[1].decode()
-    assert driver.returncode == {"RealWorker": 0, "Server": 2}[killed], errors
-    if killed == "Server":
-        assert "its process died; record again" in errors
-        return
+    assert driver.returncode == 0, errors
     (row,) = pd.read_csv(folder / "summary.csv").to_dict("records")
     assert row["holds"] and row["commits"] == row["compared"] == 600 and row["faults"] == 2
     trace = Trace.load(folder / row["folder"] / "trace.parquet")
