@@ -12,7 +12,6 @@ import pytest
 
 from asyncsim.__main__ import main
 from asyncsim.base.console import (
-    Progress,
     heard,
     note,
     number_text,
@@ -20,6 +19,7 @@ from asyncsim.base.console import (
     table_text,
     tell_error,
 )
+from asyncsim.base.progress import Progress
 from asyncsim.study.columns import Column, as_column, axis_of, text_of, with_titles
 from asyncsim.study.jobs import expected_end
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from tqdm import tqdm
-
 from asyncsim.base.errors import InputError, error_lines, printable
 
 #: Joins a number and its noun while lines are broken, at plain spaces only.
@@ -232,8 +230,16 @@ def on_a_terminal() -> bool:
 def tell(text: str) -> None:
     """Print to standard error, above the progress bars; a closed standard error is ignored."""
     text = printable(text)
-    with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
+    with contextlib.suppress(OSError), _above_bars():
         print(_for_terminal(text) if on_a_terminal() else text, file=sys.stderr, flush=True)
+
+
+def _above_bars() -> contextlib.AbstractContextManager[Any]:
+    if "tqdm" not in sys.modules:  # `asyncsim --help` has no bars, and does not wait for tqdm
+        return contextlib.nullcontext()
+    from tqdm import tqdm
+
+    return tqdm.external_write_mode(file=sys.stderr)
 
 
 def tell_error(error: object, hint: str = "") -> None:
@@ -245,49 +251,6 @@ def tell_error(error: object, hint: str = "") -> None:
 
 #: Characters of reports that ASCII lacks, and their substitutes on terminals of few characters.
 _ASCII = str.maketrans({"\u00b1": "+-", "\u00d7": "x", "\u00b2": "^2"})
-
-
-#: An entry for each step of a compilation in progress, in any thread; a step may contain others.
-_compiling: list[None] = []
-_bars: "set[Progress]" = set()
-
-
-class Progress(tqdm):
-    """A progress bar that is removed at its end, and says meanwhile if JAX compiles.
-
-    ``is_shown``: by default, if standard error is a terminal.
-    """
-
-    def __init__(self, total: int, description: str, unit: str, is_shown: bool | None = None):
-        self.words = ""
-        is_shown = on_a_terminal() if is_shown is None else is_shown
-        super().__init__(
-            total=total, desc=description, unit=unit, disable=not is_shown, leave=False
-        )
-        if is_shown:
-            _bars.add(self)
-
-    def say(self, words: str) -> None:
-        """Replace the words at the end of the bar; "compiling" follows them."""
-        self.words = words
-        self.set_postfix_str(", ".join(filter(None, [words, "compiling" if _compiling else ""])))
-
-    def close(self) -> None:
-        """Remove the bar."""
-        _bars.discard(self)
-        super().close()
-
-
-def show_compilation(is_running: bool) -> None:
-    """Count the steps of compilations; during one the progress bars say "compiling"."""
-    was_running = bool(_compiling)
-    if is_running:
-        _compiling.append(None)
-    elif _compiling:  # else the step began before the first call
-        _compiling.pop()
-    if bool(_compiling) != was_running:
-        for bar in tuple(_bars):
-            bar.say(bar.words)
 
 
 class _Output:

@@ -8,9 +8,10 @@ from matplotlib.animation import FFMpegWriter, FuncAnimation, PillowWriter
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Circle
 
-from asyncsim.base.console import Progress, number_text
+from asyncsim.base.console import number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import write_whole
+from asyncsim.base.progress import Progress
 from asyncsim.drawing import look
 from asyncsim.pages.film import on_screen, rings, scale
 from asyncsim.pages.page import films_of

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.console import Progress
 from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
+from asyncsim.base.progress import Progress
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods.method import Method
@@ -209,14 +209,6 @@ class Replay:
     def advance(self, stop: int) -> None:
         """Replay up to ``stop`` commits, or to the first commit with a value that is not finite."""
         self.running.advance(stop)
-
-    def wait(self) -> None:
-        """Wait until the device has computed all commits so far."""
-        self.running.wait()
-
-    def go_on_from(self, state: ReplayState) -> None:
-        """Continue from another state, for example of real processes, after the commits so far."""
-        self.running.go_on_from(state)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the central variable on all data; return the new row of `Run.evaluations`.

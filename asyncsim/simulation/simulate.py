@@ -8,8 +8,9 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from asyncsim.base.console import Progress, on_a_terminal
+from asyncsim.base.console import on_a_terminal
 from asyncsim.base.errors import InputError, require_count, require_memory
+from asyncsim.base.progress import Progress
 from asyncsim.base.threads import require_wanted
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.workers import WORKER_BYTES

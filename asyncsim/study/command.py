@@ -8,13 +8,10 @@ import ast
 import contextlib
 import errno
 import os
-import shlex
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import platformdirs
 
@@ -28,19 +25,9 @@ from asyncsim.base.console import (
     tell,
     tell_error,
 )
-from asyncsim.base.errors import InputError, printable
+from asyncsim.base.errors import InputError
 from asyncsim.base.interruption import interruptible
-from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
-from asyncsim.study.loading import (
-    hidden,
-    load,
-    require_typed,
-    sha256,
-    shipped,
-    studies,
-    told_in_a_line,
-)
-from asyncsim.study.options import NEGATIVE, read_options, refuse_unknown_names, value_of
+from asyncsim.study.loading import hidden, load, shipped, studies, told_in_a_line
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study with failed runs.
@@ -105,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, *options: str, keep_compiled: bool) -> int:
+    # Here, so that `asyncsim --help` does not wait for what they import.
+    from asyncsim.study.configuring import configure
+    from asyncsim.study.options import read_options
+
     _warn_of({study: path for study, path in hidden().items() if study == name})
     if not {"-h", "--help"}.isdisjoint(options):
         with contextlib.suppress(SystemExit):
@@ -133,61 +124,9 @@ def set_up_jax(keep_compiled: bool = True) -> None:
         os.environ.setdefault(name, value)
 
 
-def configure(
-    name: str, options: Sequence[str] = (), check: bool = False
-) -> tuple[ModuleType, Any]:
-    """Return a study and its config from the command line; raise InputError for options that cannot
-    be read.
-
-    A resumed study keeps its original options; options on the command line override them. With
-    ``check`` the values are checked, too, as far as the options alone allow.
-    """
-    # Bad options are refused at once, before the study's imports, which take seconds.
-    options_alone = load(name, options_alone=True)
-    first = getattr(options_alone.Config, "first", "")
-    if first and options and not options[0].startswith("-"):
-        options = [f"--{first}", *options]
-    folder, typed = value_of("resume", options), options
-    # Other options may be a stranger's.
-    recordable = set(getattr(options_alone.Config, "__dataclass_fields__", ())) - ELSEWHERE
-    recorded = _options_of(results.command_of(folder, name), recordable)
-    if recorded:
-        tell(printable(f"resuming with {shlex.join(recorded)}"))
-    options = [*_options_of(recorded, recordable - fields_of(typed)), *typed]
-    with each_note_once():
-        config = read_options(name, options_alone, options)
-        if recorded:
-            require_typed(vars(config), typed, folder)
-        if check and isinstance(config, StudyOptions):
-            refuse_unknown_names(config)
-            with contextlib.suppress(NameError):  # of an import that only the whole study has
-                config.check()
-        study = load(name)
-        config = read_options(name, study, options)
-    # A frozen dataclass; no field, as it is no option.
-    object.__setattr__(config, results.COMMAND, tuple(_options_of(options, recordable)))
-    if isinstance(config, JobOptions):
-        file = studies()[name]
-        if file.parent != shipped("studies"):
-            digest = {os.path.relpath(file): sha256(file.read_bytes())}
-            object.__setattr__(config, "study_file", digest)
-    return study, config
-
-
 def _warn_of(files: dict[str, Path]) -> None:
     for name, path in files.items():
         note(f"{path} is not used: a shipped study is called {name}; rename yours")
-
-
-def _options_of(options: Iterable[str], fields: Collection[str]) -> list[str]:
-    """Select the options of some fields, and their values, from a command line."""
-    selected, is_selected = [], False
-    for option in options:
-        if option.startswith("-") and not NEGATIVE.fullmatch(option):
-            is_selected = not fields_of([option]).isdisjoint(fields)
-        if is_selected:
-            selected.append(option)
-    return selected
 
 
 def _summary(path: Path) -> str:
@@ -195,7 +134,10 @@ def _summary(path: Path) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's own code; they show when it is imported
-            docstring = ast.get_docstring(ast.parse(path.read_bytes()))
+            source = path.read_bytes()
+            if path.parent == shipped("studies"):  # parsing all of them whole takes .2 s
+                source = b"".join(source.partition(b'"""\n')[:2])
+            docstring = ast.get_docstring(ast.parse(source))
     except (OSError, SyntaxError, ValueError) as error:
         return f"(cannot be read: {told_in_a_line(error, path)})"
     return summary_of(docstring) or "(no docstring)"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.base import hooks
-from asyncsim.base.console import Progress, note, tell
+from asyncsim.base.console import note, tell
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import (
     folder_name,
@@ -23,6 +23,7 @@ from asyncsim.base.files import (
     write_csv,
     write_sealed,
 )
+from asyncsim.base.progress import Progress
 from asyncsim.study import results
 from asyncsim.study.config import JobOptions
 from asyncsim.study.executor import Executor, JobError, Local
