@@ -36,13 +36,13 @@ staleness --methods gem(kappa=[1]*1000000) | 1,000,000 combinations; give at mos
 staleness --methods gem(kappa=[]) | a list of values is empty; give one or more
 staleness --methods 3 | methods = '3': not a method; write a name, and its arguments in brackets
 staleness --problem mnist(data_dir=/x) | not a problem; write for example digits(batch_size=8); texts that
-staleness --compute 0 | compute = constant(value=0): a local step must take some time
-staleness --compute -1 | compute = '-1': constant: value = -1.0: must be zero or above (seconds)
-staleness --compute gama(mean=1,cv=1) | did you mean 'gamma'? choose from constant, exponential,
+staleness --compute 0 | compute = constant(value=0): must have a mean above zero and finite
+staleness --compute -1 | compute = '-1': law constant: value = -1: must be zero or above (seconds)
+staleness --compute gama(mean=1,cv=1) | did you mean 'gamma(mean, cv)'? choose from constant(value),
 staleness --compute gamma( | compute = 'gamma('
 staleness --compute [1]*3 | compute = a list of 3 laws: must hold one law per worker, and there are 100
-staleness --service pareto(mean=1,shape=0.5) | service = 'pareto(mean=1,shape=0.5)': pareto: shape = 0.5
-staleness --latency -1 | latency = '-1': constant: value = -1.0: must be zero or above (seconds)
+staleness --service pareto(mean=1,shape=0.5) | service = 'pareto(mean=1,shape=0.5)': law pareto: shape = 0.5
+staleness --latency -1 | latency = '-1': law constant: value = -1: must be zero or above (seconds)
 staleness --latency [1,2,3] | latency = a list of 3 laws: must be one law, or a pair
 staleness --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
 staleness --bandwidth 100Mbps | bandwidth = '100Mbps': unknown unit 'Mbps'; bits or bytes? write Mbit/s or MB/s;
