@@ -144,7 +144,7 @@ policies --policy barrier(3,collective=ring) | count = 3: an all-reduce has the 
 policies --policy barrier(collective=ring) --service 1 | an all-reduce has no server; leave service out
 policies --policy barrier(collective=tre) | collective = 'tre': unknown; did you mean 'tree'?
 staleness --workers 4 --sites 2 2 --far-latency [[0,1],[1]] | far_latency = 2 rows of 2, 1 entries: must be square
-staleness --workers 4 --sites 2 2 --far-latency [[1,1],[1,0]] | far_latency[0][0] = 1.0: must be 0, as latency holds
+staleness --workers 4 --sites 2 2 --far-latency [[1,1],[1,0]] | far_latency[0][0] = 1: must be 0, as latency holds
 staleness --workers 4 --sites 1 1 2 --far-latency [[0,40ms],[40ms,0]] | a matrix of 2 sites: there are 3 sites
 gossip --workers 4 --sites 2 2 --far-latency [[0,1],[1,0]] | far_latency = a matrix of 2 sites: needs a server
 staleness --workers 4 --sites 2 2 --server-site 2 | server_site = 2: sites are counted from 0, and the cluster has 2
