@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import crash, join
+from asyncsim.clusters.laws import as_law
 from asyncsim.simulation.simulate import simulate
 from asyncsim.theory import throughput_theory
 from asyncsim.traces.columns import ACCEPTED, previous_rows
@@ -189,11 +190,15 @@ def availability(cluster: Cluster) -> float:
     """Return the share of the workers' time in which they are present, in the long run."""
     present = np.ones(cluster.workers)
     for failure in crashing(cluster):
-        every, lasts = failure.every.mean, failure.lasts.mean
-        present[np.concatenate(failure.groups(cluster.workers, cluster.sites))] *= every / (
-            every + lasts
-        )
+        hit = np.concatenate(failure.groups(cluster.workers, cluster.sites))
+        present[hit] *= 1.0 - _absence(failure)
     return float(present.mean())
+
+
+def _absence(failure: crash) -> float:
+    """Return the share of the time in which a worker is away by a crash."""
+    every, lasts = as_law("every", failure.every).mean, as_law("lasts", failure.lasts).mean
+    return lasts / (every + lasts)
 
 
 def settled(cluster: Cluster, seed: int) -> Cluster:
@@ -202,13 +207,13 @@ def settled(cluster: Cluster, seed: int) -> Cluster:
     They join after the rest of their absence. The others' next crashes come as after a return,
     which is exact for exponential times.
     """
-    generator, joins = np.random.default_rng([_SETTLED, seed]), {}
+    generator = np.random.default_rng([_SETTLED, seed])
+    joins: dict[int, float] = {}
     for failure in crashing(cluster):
-        every, lasts = failure.every.mean, failure.lasts.mean
         for group in failure.groups(cluster.workers, cluster.sites):
-            if generator.random() < lasts / (every + lasts):
+            if generator.random() < _absence(failure):
                 # A moment meets an absence in proportion to its length, anywhere within it.
-                lengths = failure.lasts.sample(generator, _LENGTHS)
+                lengths = as_law("lasts", failure.lasts).sample(generator, _LENGTHS)
                 length = generator.choice(lengths, p=lengths / lengths.sum())
                 rest = length * (1.0 - generator.random())
                 joins |= {worker: max(rest, joins.get(worker, 0.0)) for worker in group}
