@@ -45,12 +45,15 @@ class Options(ComparisonConfig):
 
     def points(self) -> list[dict[str, Any]]:
         """Return the values of each cell."""
+        points = [
+            {"policy": self.policy, "deaths": self.deaths, **rest} for rest in super().points()
+        ]
         if self.policy != USUAL:
-            return super().points()
+            return points
         usual = ("asynchronous", "bounded_staleness(3)", "barrier")
         return [
-            {"policy": policy, **point}
-            for point in super().points()
+            {**point, "policy": policy}
+            for point in points
             for policy in (*usual, f"first_of({max(1, point.get('workers', self.workers) // 2)})")
         ]
 
