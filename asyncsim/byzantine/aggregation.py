@@ -244,23 +244,25 @@ def geometric_median(iterations: Count | None = None, smoothing: Positive | None
     PNAS 97; Pillutla, Kakade and Harchaoui 2022, "Robust aggregation for federated learning", arXiv
     1912.13445, algorithm 2 (RFA).
     """
-    if iterations is not None or smoothing is not None:
-        return _rfa(iterations or 3, smoothing or 0.1)
+    is_rfa = iterations is not None or smoothing is not None
+    most_steps = (iterations or 3) if is_rfa else _MOST_STEPS
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
-        low, high = _middle(clean, usable)
-        start = jnp.where(jnp.any(usable), low / 2 + high / 2, 0)
-        distances = jnp.where(usable, jnp.sqrt(_squares(clean - start)), jnp.inf)
-        scale = jnp.sort(distances)[jnp.maximum(_count(usable) - 1, 0) // 2]
         tiny = jnp.finfo(clean.dtype).tiny
-        smoothing = jnp.maximum(_SMOOTHING * scale, tiny)
+        start, tolerance, floor = jnp.zeros_like(clean[0]), 0.0, smoothing or 0.1
+        if not is_rfa:
+            low, high = _middle(clean, usable)
+            start = jnp.where(jnp.any(usable), low / 2 + high / 2, 0)
+            distances = jnp.where(usable, jnp.sqrt(_squares(clean - start)), jnp.inf)
+            scale = jnp.sort(distances)[jnp.maximum(_count(usable) - 1, 0) // 2]
+            tolerance, floor = _TOLERANCE * scale, jnp.maximum(_SMOOTHING * scale, tiny)
 
         def iterate(carry):
             z, _, _, steps = carry
             # Multiplied by the smoothing, so that no weight overflows.
             weight = usable.astype(z.dtype) * (
-                smoothing / jnp.maximum(smoothing, jnp.sqrt(_squares(clean - z)))
+                floor / jnp.maximum(floor, jnp.sqrt(_squares(clean - z)))
             )
             weight = weight / jnp.maximum(jnp.sum(weight), tiny)
             after = _combined(weight, clean)
@@ -268,29 +270,13 @@ def geometric_median(iterations: Count | None = None, smoothing: Positive | None
 
         def moves(carry):
             *_, step, steps = carry
-            return (step > _TOLERANCE * scale) & (steps < _MOST_STEPS)
+            return (step > tolerance) & (steps < most_steps)
 
-        begin = start, jnp.zeros_like(distances), jnp.asarray(jnp.inf, clean.dtype), jnp.int32(0)
+        begin = start, jnp.zeros_like(clean[:, 0]), jnp.asarray(jnp.inf, clean.dtype), jnp.int32(0)
         # One step in any case: for equal messages the scale is zero, but the shares must be
         # computed.
         vector, share, *_ = jax.lax.while_loop(moves, iterate, iterate(begin))
         return Aggregated(vector, share)
-
-    return Rule(aggregate, lambda n: (n - 1) // 2)
-
-
-def _rfa(iterations: int, smoothing: float) -> Rule:
-    def aggregate(state, messages, mask, key):
-        clean, usable = _clean(messages, mask)
-
-        def iterate(_, carry):
-            z, _ = carry
-            weight = usable.astype(z.dtype) / jnp.maximum(smoothing, jnp.sqrt(_squares(clean - z)))
-            weight = weight / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
-            return _combined(weight, clean), weight
-
-        begin = jnp.zeros_like(clean[0]), jnp.zeros_like(clean[:, 0])
-        return Aggregated(*jax.lax.fori_loop(0, iterations, iterate, begin))
 
     return Rule(aggregate, lambda n: (n - 1) // 2)
 

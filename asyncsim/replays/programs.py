@@ -16,7 +16,7 @@ from asyncsim.problems.problem import Problem
 from asyncsim.replays.central import replica_of
 from asyncsim.replays.check import check_method
 from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_restart, flatten
-from asyncsim.replays.look import FirstCommit, build_first, build_look
+from asyncsim.replays.look import build_look
 from asyncsim.replays.pieces import InPieces, Over
 from asyncsim.replays.shards import InShards
 from asyncsim.replays.state import (
@@ -37,9 +37,8 @@ class Program(NamedTuple):
     ----------
     engine : InPieces or InShards
         Computes commits; the latter those of several servers.
-    first, look : function
-        The inputs of the first commit of some pieces, and the recorders' values of it; see
-        `asyncsim.replays.look`.
+    look : function
+        The recorders' values of the first commit of some pieces; see `asyncsim.replays.look`.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     replicas : function or None
@@ -51,7 +50,6 @@ class Program(NamedTuple):
     """
 
     engine: Any
-    first: Callable[..., FirstCommit]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
     replicas: Callable[[ReplayState, Any], Any] | None
@@ -165,13 +163,12 @@ def _build(
         engine = InPieces(parts, recorders, layout, device, initial, over)
     else:
         engine = InShards(parts, recorders, layout, device, flat)
-    first = build_first(family.method, layout, over)
     look = build_look(parts, recorders, flat, layout, over)
     replicas = _build_replicas(parts, over) if layout.gossip else None
     honest = np.array(family.method.honest or [True] * layout.workers)
     if for_members:
         evaluate = _one_by_one(evaluate)
-    return Program(engine, first, look, evaluate, replicas, honest, flat, device)
+    return Program(engine, look, evaluate, replicas, honest, flat, device)
 
 
 def _one_by_one(evaluate: Callable[..., Any]) -> Callable[..., Any]:

@@ -111,17 +111,14 @@ class Running:
                 if change.kind != "message":
                     self._counted[change.place] = begins and self._program.honest[change.place]
             looked_at = self._plan.looked_at[starts[0]]
-            # Before the piece runs, as it overwrites the state.
-            first_commit = (
-                self._program.first(state, self._constants, pieces) if looked_at else None
-            )
             inputs = self._train, self._constants, pieces
+            # Before the piece runs, as it overwrites the state.
+            looks = self._program.look(state, *inputs) if looked_at else []
             state, numbers = self._program.engine.advance(state, *inputs, np.int32(len(starts) - 1))
             # While the device works on a chunk, the host records the previous one and plans the
             # next.
             if pending is not None:
                 self._take(*pending)
-            looks = self._program.look(first_commit, *inputs) if looked_at else []
             pending = (starts, numbers, looks)
         if pending is not None:
             self._take(*pending)
