@@ -12,7 +12,15 @@ import numpy as np
 from asyncsim.base import hooks
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_free, require_path
-from asyncsim.base.files import RUN, files_below, open_file, plain, sealed, unsealed, whole_folder
+from asyncsim.base.files import (
+    RUN,
+    files_below,
+    open_file,
+    plain,
+    unsealed,
+    whole_folder,
+    write_sealed,
+)
 from asyncsim.base.markup import card
 
 if TYPE_CHECKING:
@@ -130,7 +138,7 @@ class Run:
             "params": structure,
             "files": {name: _checksum(folder / name) for name in files},
         }
-        (folder / RUN).write_text(sealed(plain(header)))
+        write_sealed(folder / RUN, plain(header))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Run":
