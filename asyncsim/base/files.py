@@ -271,15 +271,16 @@ def write_json(path: Path, values: Any) -> Path:
     return write_text(path, json.dumps(values, indent=1) + "\n")
 
 
-def _sealed(values: Mapping[str, Any]) -> str:
+def sealed(values: Mapping[str, Any]) -> str:
+    """Format values as the text of a JSON file that ends with their checksum; see `unsealed`."""
     body = {name: value for name, value in values.items() if name != CHECKSUM}
     checksum = hashlib.sha256(json.dumps(body, indent=1).encode()).hexdigest()
     return json.dumps({**body, CHECKSUM: checksum}, indent=1) + "\n"
 
 
 def write_sealed(path: Path, values: Mapping[str, Any]) -> Path:
-    """Write plain values as a JSON file that ends with their checksum; see `unsealed`."""
-    return write_text(path, _sealed(values))
+    """Write plain values as a JSON file with a checksum."""
+    return write_text(path, sealed(values))
 
 
 def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
@@ -299,7 +300,7 @@ def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
             raise ValueError(
                 f"of format {values.get('format')!r}, this asyncsim reads {version}; make it again"
             )
-        if _sealed(values) != text:
+        if sealed(values) != text:
             raise ValueError("its checksum is of other values: it was damaged, or changed by hand")
     except (AttributeError, RecursionError):
         raise ValueError("no table in JSON") from None

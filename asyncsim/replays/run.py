@@ -12,15 +12,7 @@ import numpy as np
 from asyncsim.base import hooks
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_free, require_path
-from asyncsim.base.files import (
-    RUN,
-    files_below,
-    open_file,
-    plain,
-    unsealed,
-    whole_folder,
-    write_sealed,
-)
+from asyncsim.base.files import RUN, files_below, open_file, plain, sealed, unsealed, whole_folder
 from asyncsim.base.markup import card
 
 if TYPE_CHECKING:
@@ -138,7 +130,7 @@ class Run:
             "params": structure,
             "files": {name: _checksum(folder / name) for name in files},
         }
-        write_sealed(folder / RUN, plain(header))
+        (folder / RUN).write_text(sealed(plain(header)))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Run":
