@@ -90,7 +90,7 @@ BOUNDED = [
     ("order statistics", 0.8, Cluster(8, Gamma(1.0, 0.5), service=0.05, policy=barrier())),
     (
         "order statistics",
-        0.999,
+        0.995,
         Cluster(8, [1.0] * 7 + [3.0], service=0.5, discipline="lock_free", policy=barrier(7)),
     ),
     # Who is served for a message that came too late may see the version that is made meanwhile.
