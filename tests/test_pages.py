@@ -18,13 +18,13 @@ from test_study import TOY
 
 from asyncsim import Gamma, Rollouts, Run, methods, problems, recorders, replay, simulate, study
 from asyncsim.__main__ import main
-from asyncsim.base.console import table_text
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.pages import page
-from asyncsim.pages.answer import split
 from asyncsim.pages.film import film, frame_times, on_screen, scale
 from asyncsim.pages.timeline import timeline
 from asyncsim.runs import known
+from asyncsim.study.columns import titled
+from asyncsim.study.finished import present
 from asyncsim.traces.phases import phases
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -121,33 +121,53 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     )  # figures are images, apart from the page
 
 
-def test_printed_tables_become_tables_of_the_page():
-    """A sentence of the same length precedes the table; a cell contains spaces."""
-    frame = pd.DataFrame(
-        {
-            "": ["1", "~2"],
-            "method": ["sgd", "downpour"],
-            "time (s)": ["42.0 ± 7.1", "9.0 ± 1.1"],
-            "reached": ["2 of 2", "0 of 2"],
-            "training loss": [0.0745, 0.568],
-        }
+def test_a_report_is_printed_and_stands_on_the_page_whole(animated, tmp_path, capsys):
+    """In a pipe a table fits 100 characters; the page has all columns."""
+    shutil.copytree(animated, tmp_path / "mine")
+    wide = pd.DataFrame(
+        {"method": ["sgd", "adsgd"], **{f"column {i}": [1.0, 20.0] for i in range(12)}}
     )
-    text = table_text(frame)
-    width = len(text.splitlines()[0])
-    lines = [f"{'a sentence ' * 9}"[: width - 1] + ".", text, "verdict: sgd is best", "so  that"]
-    verdict, parts = split("\n".join(lines))
-    assert verdict == "sgd is best"
-    assert parts == [
-        {"text": lines[0], "aligned": False},
-        {
-            "columns": ["method", "time (s)", "reached", "training loss"],
-            "rows": [
-                ["1 sgd", "42.0 ± 7.1", "2 of 2", "0.0745"],
-                ["~2 downpour", "9.0 ± 1.1", "0 of 2", "0.568"],
-            ],
-        },
-        {"text": "so  that", "aligned": True},
+    verdicts = ["a: sgd is best\nnot compared: adsgd", "b: one seed: no order"]
+    present(tmp_path / "mine", {}, "about", titled(wide), "", "below", verdict=verdicts)
+    out = capsys.readouterr().out
+    assert out == (tmp_path / "mine" / "report.txt").read_text()
+    head, sgd, _, further, *rest = out.splitlines()[1:]
+    assert sgd.startswith("sgd         1.00") and 88 < len(head) <= 100
+    assert further == "further columns on the page: column 9, column 10, column 11"
+    assert rest == [
+        "below",
+        f"verdict: {verdicts[0]}".split("\n")[0],
+        "not compared: adsgd",
+        f"verdict: {verdicts[1]}",
     ]
+    data = data_of(page.write_page(tmp_path / "mine"))
+    assert data["verdict"] == "A: sgd is best\nb: one seed: no order"
+    below, about, table, end = data["answer"]
+    assert [part["text"] for part in (below, about, end)] == [
+        "not compared: adsgd",
+        "about",
+        "below",
+    ]
+    assert table == {
+        "columns": list(wide),
+        "rows": [["sgd", *["1.00"] * 12], ["adsgd", *["20.0"] * 12]],
+    }
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"verdicts": "a", "parts": []},
+        {"verdicts": [1], "parts": [{"text": "a"}]},
+        {"verdicts": [], "parts": [{"columns": ["a", "b"], "rows": [["1"]]}, {"text": 3}, {}]},
+        {"verdicts": [], "parts": [{"columns": "a", "rows": 1}]},
+    ],
+)
+def test_a_strangers_report_is_left_out(report, animated, tmp_path):
+    shutil.copytree(animated, tmp_path / "mine")
+    (tmp_path / "mine" / "report.json").write_text(json.dumps(report))
+    data = data_of(page.write_page(tmp_path / "mine"))
+    assert data["verdict"] is None and data["answer"] == []
 
 
 def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
@@ -312,8 +332,8 @@ def test_a_page_holds_no_infinity(animated, tmp_path):
 def test_a_page_fits_its_window(width, dark, animated, tmp_path):
     """Sentences wrap; only parts that scroll are wider than the page."""
     shutil.copytree(animated, tmp_path / "mine")
-    (tmp_path / "mine" / "report.txt").write_text(
-        "a  table  of\nmany  columns  here\n" + "A long sentence. " * 40
+    (tmp_path / "mine" / "report.json").write_text(
+        json.dumps({"verdicts": [], "parts": [{"text": "A long sentence. " * 40}]})
     )
     path = page.write_page(tmp_path / "mine")
     script = """
@@ -324,16 +344,14 @@ def test_a_page_fits_its_window(width, dark, animated, tmp_path):
       const clipped = [...document.body.querySelectorAll("*")].filter(beyond);
       result.clipped = clipped.map((node) => node.outerHTML.slice(0, 90));
       const said = document.querySelector("pre.sentences");
-      const rows = document.querySelector("#answer pre:not(.sentences)");
       result.dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
       result.wraps = getComputedStyle(said).whiteSpace === "pre-wrap"
         && said.scrollWidth <= said.clientWidth;
-      result.rows = getComputedStyle(rows).whiteSpace;
     """
     options = ["--blink-settings=preferredColorScheme=0"] if dark else []
     found, errors = in_a_browser(path, script, tmp_path, f"--window-size={width},900", *options)
     assert errors == ""
-    expected = {"width": width, "clipped": [], "dark": dark, "wraps": True, "rows": "pre"}
+    expected = {"width": width, "clipped": [], "dark": dark, "wraps": True}
     assert found == {"failed": [], **expected}
 
 

@@ -129,10 +129,9 @@ if (rest.length) {
   element("summary", "about this study", about);
   for (const text of rest) element(text.includes("\n") ? "pre" : "p", text, about);
 }
-data.answer.forEach(({ text, aligned, columns, rows }, i) => {
-  if (columns) return table($("answer"), { name: `results, part ${i + 1}`, columns, words: columns, rows });
-  const block = element("pre", text, $("answer"), aligned ? "" : "sentences");
-  if (aligned) block.tabIndex = 0;
+data.answer.forEach(({ text, columns, rows }, i) => {
+  if (columns) table($("answer"), { name: `results, part ${i + 1}`, columns, words: columns, rows });
+  else element("pre", text, $("answer"), "sentences");
 });
 if (!data.answer.length) $("results").remove();
 if (data.command) $("command").textContent = data.command;

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.base.console import capital, counted, heard, number_text
+from asyncsim.base.console import capital, counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import collecting
-from asyncsim.pages.answer import split
 from asyncsim.pages.film import (
     DISTANCE,
     MOST_WORKERS,
@@ -35,12 +34,11 @@ from asyncsim.pages.timeline import MOST_LANES, timeline
 from asyncsim.replays.run import Run
 from asyncsim.study import results
 from asyncsim.study.columns import axis_of
-from asyncsim.study.finished import EXAMPLE
+from asyncsim.study.finished import EXAMPLE, answer_of
 from asyncsim.study.loading import studies
 from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 
-#: The file with a study's printed text.
 #: The files of a page by their marks in its template; uPlot (MIT) draws the timeline's axes.
 _ASSETS = {
     "/* library style */": "uplot/uPlot.min.css",
@@ -66,10 +64,9 @@ _FORCES = {
 
 @contextlib.contextmanager
 def on_a_page(folder: Path) -> Iterator[None]:
-    """Collect printed text and figures within a block, then write the page of a study's folder."""
-    with collecting(results.unfinished(folder)) as drawn, heard() as printed:
+    """Collect figures within a block, then write the page of a study's folder."""
+    with collecting(results.unfinished(folder)) as drawn:
         yield
-    write_text(folder / results.REPORT, printed.getvalue())
     write_page(folder, drawn)
 
 
@@ -83,7 +80,6 @@ def write_page(
     """
     config = results.config_of(folder)
     study = str(config.get("study", folder.name))
-    printed = folder / results.REPORT
     chosen = two_runs(folder)
     typed = results.typed_in(folder)
     title = f"{study}: {config['problem']}" if isinstance(config.get("problem"), str) else study
@@ -95,13 +91,15 @@ def write_page(
         for _, _, trace in chosen
     )
     tables = sorted(folder.glob("*.csv"), key=lambda file: file.name == results.SUMMARY)
-    verdict, answer = split(read_text(printed) if printed.exists() else "")
+    verdicts, answer = answer_of(folder)
+    headlines = [verdict.partition("\n")[0] for verdict in verdicts]
+    details = [verdict.partition("\n")[2] for verdict in verdicts]
     page = {
         "title": f"{title}{of}",
         "origin": _origin(folder, config),
-        "verdict": capital("; ".join(filter(None, [unfinished, verdict]))) or None,
+        "verdict": capital("\n".join(filter(None, [unfinished, *headlines]))) or None,
         "question": _question(study),
-        "answer": answer,
+        "answer": [*({"text": text} for text in details if text), *answer],
         "command": None
         if typed is None
         else f"asyncsim study {study} {shlex.join(typed)}".rstrip(),

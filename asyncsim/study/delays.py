@@ -20,7 +20,7 @@ from asyncsim.problems import Problem
 from asyncsim.replays.check import check_method
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.study import results
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -92,7 +92,7 @@ class Question(NamedTuple):
                     {BEST: tables.best, RATES: tables.rates},
                     f"{problem.name}, training loss at the best rate, "
                     f"{over_seeds(summary['seed'].nunique(), 'geometric means over')}",
-                    text_of(tables.best.drop(columns=["low", "high"])),
+                    titled(tables.best.drop(columns=["low", "high"])),
                     "ratio: of the loss to the reference's, each at its best rate, with its 95 % "
                     "interval; untuned: at the reference's best rate",
                     *self._edges(tables),

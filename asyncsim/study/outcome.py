@@ -8,7 +8,7 @@ import pandas as pd
 
 from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.replays.run import Run
-from asyncsim.study.columns import axis_of, text_of
+from asyncsim.study.columns import axis_of, titled
 from asyncsim.study.results import SUMMARY
 from asyncsim.traces.trace import Trace
 
@@ -109,11 +109,13 @@ def own_measures(columns: Iterable[str]) -> list[str]:
     return [name for name in measured if name not in _FIRST]
 
 
-def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:
+def outcome_table(
+    summary: pd.DataFrame, by: Sequence[str] = ("method",)
+) -> list[str | pd.DataFrame]:
     """Return a table of the outcomes of a study's runs, one line for each combination of some
-    columns.
+    columns, and a line below.
 
-    All means are over the finished seeds; the first column counts the diverged seeds. A line below
+    All means are over the finished seeds; the first column counts the diverged seeds. The line
     names the problem's measures for which there is no room.
     """
     specific = own_measures(summary)
@@ -124,8 +126,8 @@ def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str
     means.insert(
         0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}")
     )
-    text = text_of(means.reset_index())
-    return f"{text}\nalso in {SUMMARY}: {', '.join(specific[ROOM:])}" if specific[ROOM:] else text
+    below = f"also in {SUMMARY}: {', '.join(specific[ROOM:])}" if specific[ROOM:] else ""
+    return [titled(means.reset_index()), below]
 
 
 def leading(summary: pd.DataFrame, by: Sequence[str] = ("method",), column: str = "") -> str:
