@@ -45,12 +45,15 @@ class Options(ComparisonConfig):
 
     def points(self) -> list[dict[str, Any]]:
         """Return the values of each cell."""
+        points = [
+            {"policy": self.policy, "deaths": self.deaths, **rest} for rest in super().points()
+        ]
         if self.policy != USUAL:
-            return super().points()
+            return points
         usual = ("asynchronous", "bounded_staleness(3)", "barrier")
         return [
-            {"policy": policy, **point}
-            for point in super().points()
+            {**point, "policy": policy}
+            for point in points
             for policy in (*usual, f"first_of({max(1, point.get('workers', self.workers) // 2)})")
         ]
 
@@ -95,11 +98,14 @@ def goodput(table: Results) -> Further:
     clusters = costs_of_clusters(table, lost=True, first=("kept", "died"))
     kept_throughput = clusters["throughput"] * clusters["kept"]
     others = [clusters[name] for name in table.keys if name not in ("deaths", "method")]
-    fewest = kept_throughput.groupby(others, sort=False).transform("first")
+    single = [pd.Series(0, clusters.index)]  # one policy, one number of deaths
+    fewest = kept_throughput.groupby(others or single, sort=False).transform("first")
     clusters.insert(4, "remaining", kept_throughput / fewest)
     tables, texts = clusters_table(table, clusters)
     if not clusters["died"].any():
         return tables, [*texts, "no worker died in these runs: give more --steps"]
+    if not {"policy", "deaths"} <= set(clusters):
+        return tables, texts
     worst = clusters[clusters["deaths"] == clusters["deaths"].max()].set_index("policy")[
         "remaining"
     ]

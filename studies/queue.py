@@ -36,7 +36,8 @@ def ranks(table: Results) -> Further:
     """
     tables = []
     for row in table.finished.summary.drop_duplicates("trace_file").to_dict("records"):
-        keys = {name: row[name] for name in ("discipline", "workers", "seed")}
+        discipline = row.get("discipline", table.config.discipline)
+        keys = {"discipline": discipline, "workers": row["workers"], "seed": row["seed"]}
         workers = per_worker(table.finished.trace(row["trace_file"]), warm_up=0)
         tables.append(
             workers.rename(columns=_COLUMNS).assign(**keys)[

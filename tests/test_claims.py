@@ -167,6 +167,52 @@ def test_comparisons_choose_rows_best_rates_and_bounds():
     assert low.text.startswith("1 5") and high.text.startswith("5 9") and low.holds and high.holds
 
 
+@pytest.mark.parametrize(
+    ("source", "names", "column", "values"),
+    [
+        # Results in which the claim holds: the mean of each row.
+        (
+            "figures 1a, 1b, 1d",
+            ("method", "workers"),
+            "final_loss",
+            {("gem", 2): 0.9, ("gem", 9): 0.5, ("downpour", 2): 0.5, ("downpour", 9): 0.9},
+        ),
+        (
+            "figures 1b, 1c",
+            ("method", "workers", "learning_rate"),
+            "train_loss",
+            {("gem", 2, 0.1): 0.2, ("downpour", 2, 0.1): 0.4, ("adaptive_staleness", 2, 0.1): 0.3},
+        ),
+        ("figure 4", ("workers",), "time_to_target", {(1,): 8.0, (2,): 4.0, (4,): 2.0}),
+        ("figure 8", ("method.kappa",), "final_loss", {(1.0,): 0.5, (3.0,): 0.2, (4.0,): 2.0}),
+        ("figure 7;", ("workers",), "final_loss", {(8,): 0.5, (16,): 0.2}),
+        ("equations 12 and 19", ("method", "workers"), "energy_ratio", {("gem", 5): 0.8}),
+        (
+            "an idea in the outlook",
+            ("method", "workers", "learning_rate"),
+            "train_loss",
+            {("gem_yellowfin", 20, 0.1): 0.2, ("gem", 20, 0.1): 0.3},
+        ),
+    ],
+)
+def test_the_claims_of_gem_are_held_against_their_opposites(source, names, column, values):
+    claims = [
+        claim
+        for name, claim in CLAIMS
+        if name == "gem" and source in claim.source and isinstance(claim.judge, tuple)
+    ]
+    claim = next(claim for claim in claims if claim.judge[0].column == column)
+
+    def verdict_of(numbers):
+        # Seeds of a first look do not count.
+        seeds = np.array([1.0, 1.0, 1.0, 1.01, 0.99])
+        rows = {row: list(number * seeds) for row, number in numbers.items()}
+        return verdict(claim.findings([Runs(rows_of(rows, names, column))]))
+
+    assert verdict_of(values) == "holds"
+    assert verdict_of({row: 1 / number for row, number in values.items()}) == "does not hold"
+
+
 def test_round_off_is_no_difference():
     finished = Runs(rows_of({("a",): [1e-30] * 3, ("b",): [2e-31] * 3}, ("method",), "loss"))
     comparison = Bounds("{}", "loss", {"method": "a"}, {"method": "b"}, above=1.0)

@@ -369,6 +369,8 @@ def test_what_computing_hides():
     )  # one for all
     # The first bucket ends with c's 200 bytes, the second with a.
     assert exposed_time(layers, 6.0, 400.0, seconds, bucket_bytes=200) == pytest.approx(2.0)
+    # PyTorch's first bucket is full at 1 MiB, c; the others at 150 MB: a and b together.
+    assert exposed_time(layers, 6.0, 400e6, lambda size: size / 1e8, 150e6) == pytest.approx(2.0)
     assert exposed_time(layers, 6.0, 400.0, seconds) == pytest.approx(
         bubbles(layers, 6.0, [1, 1, 2]).sum()
     )

@@ -143,6 +143,21 @@ def test_theory_of_clusters_without_a_server():
         )
 
 
+def test_exchanges_hold_two_replicas():
+    """Six workers of negligible computing whose exchange takes a second make three a second."""
+    cluster = Cluster(6, 0.001, latency=0.5, policy="handshake()", topology="ring()")
+    assert theory.throughput_theory(cluster).commits == pytest.approx(3)
+
+
+def test_the_age_of_messages_is_that_after_the_warm_up():
+    trace = simulate(Cluster(4, "exponential(1)", latency=3, topology="ring()"), 60)
+    sources = trace.frame["sources"]
+    ages = [[row - source for source in sources[row]] for row in range(60)]
+    late = np.concatenate(ages[30:])
+    assert trace.summary(30)["message_age_mean"] == pytest.approx(late.mean())
+    assert late.mean() > np.concatenate(ages[:30]).mean() + 1
+
+
 @pytest.mark.parametrize(
     ("policy", "lasts"),
     [

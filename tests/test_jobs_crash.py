@@ -70,11 +70,16 @@ def test_goodput_by_interval(tmp_path, capsys):
     checkpoint.run(options)
     table = read(tmp_path / "out", "checkpoint").table(checkpoint.TABLE)
     np.testing.assert_allclose(table["goodput"], table["law"], rtol=0.08)
+    # A crash loses half an interval, on average, and crashes come every 30 minutes, about 30 times.
+    np.testing.assert_allclose(table["lost"], table["interval"] / 2 / 1800, rtol=0.5)
     printed = capsys.readouterr().out
     assert "verdict: save every 255 s (Daly's interval): it keeps " in printed
     assert "half as often keeps" in printed and "parabola" not in printed
     assert "one seed cannot show the noise" in printed and "checkpoint=255" in printed
     figure = figures_of("checkpoint").checkpoint(read(tmp_path / "out", "checkpoint"))
     assert figure.get_label().startswith("Of 3 intervals, Daly's, 255 s, keeps the largest share (")
-    (law,) = [line for line in figure.axes[0].lines if line.get_label().startswith("law")]
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "interval between checkpoints (s)"
+    assert axes.get_ylabel() == "goodput (share of time)"
+    (law,) = [line for line in axes.lines if line.get_label().startswith("law")]
     assert len(law.get_xdata()) > 3 * len(table)

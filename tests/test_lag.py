@@ -183,6 +183,11 @@ DATE = pd.Timestamp("2026-11-28 03:00")
         ),
         (planted(slot=np.nan), "the limit is unknown without slot, start_time, end_time"),
         (planted(), "open samples per batch: 1.500\n"),
+        # The open samples count until the last update, beyond which they were never taken.
+        (
+            planted(version={10: 99, 11: 99}, outcome={10: "open", 11: "open"}),
+            "open samples per batch: 1.800\n",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])

@@ -11,7 +11,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from asyncsim import Cluster, Gamma, InputError, Trace, simulate
@@ -154,6 +153,15 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
 # Damaged files
 
 
+def equal_traces(path: Path, content: bytes) -> bool:
+    """Whether a file holds the trace that ``content`` is."""
+    intact = path.with_name("intact.parquet")
+    intact.write_bytes(content)
+    traces = [Trace.load(file) for file in (path, intact)]
+    intact.unlink()
+    return traces[0].frame.equals(traces[1].frame) and traces[0].source == traces[1].source
+
+
 @pytest.mark.parametrize("flips", [5, pytest.param(20, marks=pytest.mark.full)])
 def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, flips):
     study(out="whole")
@@ -171,12 +179,12 @@ def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, fli
             Path("whole", name).write_bytes(whole[name])
         else:
             said = "again" in capsys.readouterr().err
-            if name.startswith("traces") and not said:  # a byte that holds no value
-                loaded = Trace.load(Path("whole", name)).frame
+            # Parquet's own notes hold bytes that change no value; all else is made of runs and
+            # traces in any case.
+            harmless = name.startswith("traces") and equal_traces(Path("whole", name), whole[name])
+            assert said or harmless or not name.startswith("runs"), (name, place)
+            if harmless and not said:
                 Path("whole", name).write_bytes(whole[name])
-                pd.testing.assert_frame_equal(loaded, Trace.load(Path("whole", name)).frame)
-            else:  # tables, figures and the page are made of the runs and traces in any case
-                assert said == name.startswith(("runs", "traces")), (name, place)
         assert files("whole") == whole, (name, place)
 
 

@@ -55,6 +55,19 @@ def test_quantities_are_the_nearest_floats(text, units, number):
     assert quantity("x", text, units) == number
 
 
+def test_every_unit_has_its_factor():
+    seconds = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1}
+    seconds |= {"min": 60, "h": 60 * 60, "d": 24 * 60 * 60}
+    powers = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
+    sizes = {f"{prefix}B": 1000**power for prefix, power in powers.items()}
+    sizes |= {f"{prefix}bit": 1000**power / 8 for prefix, power in powers.items()}
+    sizes |= {f"{prefix}iB": 1024**power for prefix, power in zip("KMGT", range(1, 5), strict=True)}
+    assert {unit: quantity("x", f"1 {unit}", SECONDS) for unit in SECONDS.factors} == seconds
+    assert {unit: quantity("x", f"1 {unit}", BYTES) for unit in BYTES.factors} == sizes
+    rates = {unit.removesuffix("/s"): quantity("x", f"1 {unit}", RATES) for unit in RATES.factors}
+    assert rates == sizes
+
+
 def test_laws_have_units_where_they_have_times():
     assert parse("gamma(mean=40 ms, cv=.2)") == Gamma("40 ms", 0.2) == Gamma(0.04, 0.2)
     assert parse("[1 ms, exponential(2 s)]*2")[2] == Constant(0.001)

@@ -18,11 +18,13 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.files import write_csv, write_json
 from asyncsim.clusters.laws import HalfNormal
 from asyncsim.pages.page import two_runs
+from asyncsim.study import outcome
 from asyncsim.study.comparison import Comparison, Results, costs
 from asyncsim.study.finished import Finished, figures, read
 from asyncsim.study.ranking import Measure
 from asyncsim.study.sweep import sweep
 from asyncsim.study.target import Target, time_to_target
+from asyncsim.traces.phases import Phases
 
 pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
@@ -341,6 +343,71 @@ def test_a_worst_case_counts_a_diverged_run_as_accuracy_0():
     assert worst["accuracy"] == pytest.approx(0.6)
 
 
+def test_speedups_are_over_the_fewest_workers_that_reach_the_target():
+    rows = [
+        *timed("gem", 0.1, [np.inf, 30.0], workers=1, batch_size=8),
+        *timed("gem", 0.1, [5.0, 7.0], workers=2, batch_size=4),
+        *timed("gem", 0.1, [8.0, 16.0], workers=4, batch_size=2),
+        *timed("gem", 0.1, [2.0, 4.0], workers=8, batch_size=1),
+    ]
+    table = hand_made(rows, cells=("workers", "method"))
+    tables, (text,) = study.load("speedup").speedups(table)
+    speedup = tables["speedup.csv"]
+    assert speedup["speedup"].tolist()[1:] == [1, 0.5, 2] and np.isnan(speedup["speedup"][0])
+    assert speedup["reached"].tolist() == [1, 2, 2, 2]
+    assert speedup["time_to_target"].tolist() == [np.inf, 6, 12, 3]
+    assert speedup[["least_time", "most_time"]].to_numpy()[1:].tolist() == [[5, 7], [8, 16], [2, 4]]
+    assert (speedup["target"] == 0.3).all() and "with every seed" in text
+
+
+def test_the_goodput_of_failures_is_what_deaths_and_restores_leave(monkeypatch):
+    failures = study.load("failures")
+    clusters = pd.DataFrame(
+        {
+            "policy": ["barrier", "asynchronous", "barrier", "asynchronous"],
+            "deaths": [0.0, 0.0, 20.0, 20.0],
+            "throughput": [2.0, 4.0, 1.5, 3.6],
+            "theory": "",
+            "kept": [1.0, 1.0, 0.8, 1.0],
+            "died": [0, 0, 3, 3],
+        }
+    )
+    monkeypatch.setitem(
+        failures.goodput.__globals__, "costs_of_clusters", lambda *_, **__: clusters
+    )
+    keyed = type("Table", (), {"keys": ["policy", "deaths", "method"]})
+    tables, (_, text) = failures.goodput(keyed)
+    assert tables["clusters.csv"]["remaining"].tolist() == pytest.approx([1, 1, 0.6, 0.9])
+    assert text == ("with the most deaths asynchronous keeps 90% of its throughput, barrier 60%")
+
+
+def test_energies_of_a_run_and_their_table():
+    energy, run = study.load("energy"), make_run("gem", 2, steps=40)
+    run.config["hyperparameters"] = {"learning_rate": 0.1}
+    table, commits = energy.energies(run), run.commits
+    np.testing.assert_allclose(table["potential_energy"], -0.1 * commits["loss"])
+    ratio = commits["central_energy"] / commits["proxy_energy"]
+    np.testing.assert_allclose(table["energy_ratio"], ratio)
+    # Stretches of a worker step: two in the beginning, three later ones.
+    columns = {"method": "gem", "workers": 2, "seed": 0}
+    steps, ratios = [2.0, 8.0, 12.0, 20.0, 39.0], [7.0, 9.0, 2.0, 4.0, 1.0]
+    curves = pd.DataFrame({**columns, "worker_step": steps, "energy_ratio": ratios})
+    ends = {"status": "finished", "final_loss": 0.5, "energy_ratio": 0.75}
+    weights = energy.compliance(run).assign(**columns)
+    _, row = energy.report(pd.DataFrame([{**columns, **ends}]), weights, curves).splitlines()
+    # Medians of the first steps, the highest later one, and that of the end.
+    assert [float(number) for number in row.split()[5:9]] == [0.5, 8, 4, 0.75]
+
+
+def test_the_final_loss_of_a_run_is_the_mean_of_its_last_evaluations():
+    run = make_run(steps=10)
+    losses = run.evaluations["train_loss"].to_numpy()
+    columns = {"status": "finished", "first_loss": losses[0], "train_loss": losses[-5:].mean()}
+    assert outcome.ends(run, last=5) == pytest.approx(columns)
+    diverged = outcome.ends(make_run(steps=10, diverged_at=9), last=5)
+    assert diverged["train_loss"] == np.inf and diverged["status"] == "diverged"
+
+
 @pytest.fixture
 def results(tmp_path):
     """A folder of three policies at two rates, of runs made by hand; the loss at the end is the
@@ -404,6 +471,20 @@ def test_figures_draw_the_numbers_of_the_tables(results):
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     np.testing.assert_allclose(widths, [0.9, 0.6, 0.1, 0.1, 0.0, 0.3])
     assert "90% of the workers' time with asynchronous, the most" in figure.get_label()
+
+
+def test_gradients_in_vain_do_not_count_in_the_figure_of_the_time(results):
+    idle = dict.fromkeys((f"{phase}_share" for phase in Phases._fields), 0.0)
+    shares = {"computing_share": [0.9, 0.6], "lost_time_share": [0.5, 0.0]}
+    clusters = {"policy": ["asynchronous", "barrier"], "throughput": [2.0, 1.0]}
+    write_csv(results.folder / "clusters.csv", pd.DataFrame({**clusters, **idle, **shares}))
+    figure = figures("comparison").time(results)
+    assert figure.get_label() == (
+        "Gradients that count take 60% of the workers' time with barrier, the most, and 40% with "
+        "asynchronous, the least."
+    )
+    widths = {bar.get_width() for bar in figure.axes[0].patches}
+    assert sorted(widths - {0.0}) == pytest.approx([0.4, 0.5, 0.6])
 
 
 # The target

@@ -237,6 +237,15 @@ def test_summary_by_hand():
     assert summary == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_staleness_of_a_summary_is_its_law():
+    law = [0, 0, 0, 1, 2, 3, 4, 5, 8, 20]
+    summary = prescribed([0] * 20 + law, 30, 4).summary(20)
+    expected = {"mean": 4.3, "std": np.std(law), "min": 0, "median": 2.5, "max": 20}
+    # Linear between the values of the order: .9 and .99 of the way from the first to the tenth.
+    expected |= {"q90": 8 + 0.1 * 12, "q99": 8 + 0.91 * 12}
+    assert {name: summary[f"staleness_{name}"] for name in expected} == pytest.approx(expected)
+
+
 def test_parts_of_the_workers_time_by_hand():
     # Worker 0 computes 0-2, sends 2-3, is served 3-4, gets its reply at 6; worker 1 computes 0-3,
     # arrives at 4, is served 4-5, gets its reply at 7. The reads of worker 0 are followed by 6-8

@@ -51,7 +51,8 @@ def write_trace(trace: "Trace", path: Path) -> Path:
     header = {"format": FORMAT, "source": source, "units": units}
     text = json.dumps({**header, "sha256": _digest(header, tables)}, sort_keys=True)
     table = pa.table(columns).replace_schema_metadata({_HEADER: text})
-    return write_whole(path, lambda file: pq.write_table(table, file, write_page_checksum=True))
+    checked = {"write_page_checksum": True, "write_statistics": False}
+    return write_whole(path, lambda file: pq.write_table(table, file, **checked))
 
 
 def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
