@@ -8,6 +8,8 @@ commits per second; and for each method the time to a target.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from asyncsim.base.console import percent_text
 from asyncsim.base.errors import require_nonnegative
 from asyncsim.clusters.failures import crash
@@ -98,8 +100,7 @@ def goodput(table: Results) -> Further:
     clusters = costs_of_clusters(table, lost=True, first=("kept", "died"))
     kept_throughput = clusters["throughput"] * clusters["kept"]
     others = [clusters[name] for name in table.keys if name not in ("deaths", "method")]
-    single = [pd.Series(0, clusters.index)]  # one policy, one number of deaths
-    fewest = kept_throughput.groupby(others or single, sort=False).transform("first")
+    fewest = kept_throughput.groupby(others or np.zeros(len(clusters))).transform("first")
     clusters.insert(4, "remaining", kept_throughput / fewest)
     tables, texts = clusters_table(table, clusters)
     if not clusters["died"].any():
