@@ -18,6 +18,7 @@ from test_study import TOY
 
 from asyncsim import Gamma, Rollouts, Run, methods, problems, recorders, replay, simulate, study
 from asyncsim.__main__ import main
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.pages import page
 from asyncsim.pages.film import film, frame_times, on_screen, scale
@@ -193,7 +194,8 @@ def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
 )
 def test_forces_are_those_of_the_method(method, force):
     trace = simulate(Cluster(4, "gamma(1, 0.3)"), 40)
-    run = replay(trace, method, problems.quadratic([1.0, 0.1], noise=0.5), progress=False)
+    problem, record = problems.quadratic([1.0, 0.1], noise=0.5), [recorders.positions()]
+    run = replay(trace, method, problem, record=record, progress=False)
     times = frame_times([trace], 25)
     drawn = film(run, trace, times, "a run")
     assert drawn.force == force
@@ -298,19 +300,16 @@ def test_animations_are_written(animated, capsys):
 
 
 def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
-    """Directions and distances with recorded positions only; and losses that are beyond the
-    axis.
-    """
-    about = data_of(animated / "report.html")["animation"]["about"]
-    assert "direction is taken in the plane" in about and "--animate" not in about
-    trace = simulate(Cluster(3, 1.0), commits=30)
+    """Losses that are beyond the axis; without recorded positions there is no animation."""
+    trace, problem = simulate(Cluster(3, 1.0), commits=30), problems.quadratic([1.0, 2.0])
     runs = [
-        replay(trace, methods.downpour(rate), problems.quadratic([1.0, 2.0])) for rate in (0.1, 1.2)
+        replay(trace, methods.downpour(rate), problem, record=[recorders.positions()])
+        for rate in (0.1, 1.2)
     ]
     about = [page.animation([("x", run, trace)], 10)["about"] for run in runs]
-    assert all(
-        "plane" not in text and "staleness" in text and "--animate" in text for text in about
-    )
+    assert all("direction is taken in the plane" in text for text in about)
+    with pytest.raises(InputError, match="x: has no positions; run the study with --animate"):
+        page.animation([("x", replay(trace, methods.downpour(0.1), problem), trace)], 10)
     assert "others at the edge" in about[1] and "others at the edge" not in about[0]
 
 
@@ -417,6 +416,7 @@ def test_a_topology_moves_in_a_browser(tmp_path):
         "--tune",
         "0.1",
         "--topology=ring()",
+        "--animate",
     )
     assert study.main(["gossip", *options, "--methods", "sgp"]) == 0
     script = (
@@ -514,6 +514,7 @@ def test_a_hover_on_a_commit_shows_its_read(animated, tmp_path):
     read = version[row] - columns["read"][row]
     script = f"""
       const ready = asyncsimTimeline, [lanes] = ready.plots;
+      ready.view(0, 1e9);
       const y = ({columns["worker"][row]} + 0.5) / {data["lanes"]} * lanes.over.clientHeight;
       lanes.setCursor({{ left: lanes.valToPos(ready.commits.time[{row}], "x"), top: y }});
       result.text = document.getElementById("timeline-status").textContent;
@@ -529,5 +530,5 @@ def test_a_page_shows_a_run_with_crashes():
     options = ("--workers=3", "--steps=60", "--seeds=1", "--problem=quadratic")
     further = ("--methods", "downpour", "--policy", "asynchronous", "--deaths", "100")
     assert study.main(["failures", *options, *further]) == 0
-    ((title, _, trace),) = page.two_runs(Path("results/failures"))
+    ((title, _, trace),) = page.shown_runs(Path("results/failures"))
     assert title == "downpour, seed 0" and len(trace.absences)
