@@ -48,7 +48,6 @@ _OF_TIMES = (
     "shared_bandwidth",
     "message_bytes",
     "discipline",
-    "read_blocks",
     "sites",
     "far_latency",
     "far_bandwidth",

@@ -125,8 +125,6 @@ class Config(TaskOptions):
     """Local steps per communication."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
     """Order of a visit; see asyncsim study compare -h."""
-    exclusive: bool = True
-    """read_then_write in one visit, not in two."""
     discipline: tuple[Discipline, ...] = ("fifo",)
     """Order of service of the waiting workers; a recording each."""
     policy: PolicyLike = "asynchronous"
@@ -151,10 +149,6 @@ class Config(TaskOptions):
         require_positive("timeout", self.timeout, "s")
         if self.topology is not None and self.extrapolate:
             raise InputError("extrapolate = True: needs a server; leave it or topology out")
-        if "fairness" in self.questions and not self.exclusive:
-            raise InputError(
-                "exclusive = False: the times between the two visits are not recorded; leave it out"
-            )
         self.cluster(self.discipline[0])
 
     def check_executor(self) -> None:
