@@ -142,7 +142,7 @@ def test_a_report_is_printed_and_stands_on_the_page_whole(animated, tmp_path, ca
         f"verdict: {verdicts[1]}",
     ]
     data = data_of(page.write_page(tmp_path / "mine"))
-    assert data["verdict"] == "A: sgd is best\nb: one seed: no order"
+    assert data["verdict"] == "a: sgd is best\nb: one seed: no order"
     below, about, table, end = data["answer"]
     assert [part["text"] for part in (below, about, end)] == [
         "not compared: adsgd",

@@ -141,7 +141,7 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
     for name in ("report.html", "report.txt"):
         assert "unfinished: 1 of 2 runs" in Path("mine", name).read_text()
     # The first line of the page.
-    assert '"verdict": "Unfinished: 1 of 2 runs"' in Path("mine/report.html").read_text()
+    assert '"verdict": "unfinished: 1 of 2 runs"' in Path("mine/report.html").read_text()
     stop.clear()
     run(seeds=3, resume=Path("mine"))
     run(seeds=3, out=Path("whole"))

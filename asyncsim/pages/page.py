@@ -17,7 +17,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import capital, counted, number_text
+from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import collecting
@@ -94,7 +94,7 @@ def write_page(
     page = {
         "title": f"{title}{of}",
         "origin": _origin(folder, config),
-        "verdict": capital("\n".join(filter(None, [unfinished, *headlines]))) or None,
+        "verdict": "\n".join(filter(None, [unfinished, *headlines])) or None,
         "question": _question(study),
         "answer": [*({"text": text} for text in details if text), *answer],
         "command": None
