@@ -88,7 +88,10 @@ def _empty(films: Sequence[Film], film: Film, panel: Any, curve: Any, last: floa
     losses = [value for each in films for _, value in each.loss]
     if losses and min(losses) > 0:
         curve.set(yscale="log", ylim=(0.8 * min(losses), 1.25 * max(losses)))
-    cursor, title = curve.axvline(0, color=look.BLACK, linewidth=0.8), panel.set_title(film.title)
+    cursor, title = (
+        curve.axvline(0, color=look.BLACK, linewidth=0.8),
+        panel.set_title(f"{film.title}\n"),
+    )
 
     def draw(frame: int, time: float) -> None:
         color = colors[film.phase[frame]]
@@ -104,6 +107,6 @@ def _empty(films: Sequence[Film], film: Film, panel: Any, curve: Any, last: floa
         cursor.set_xdata([time] * 2)
         ended = film.ended is not None and time > film.ended
         state = "diverged" if ended else f"{time:.1f} s, {film.commits[frame]:,} commits"
-        title.set_text(f"{film.title}: {state}")
+        title.set_text(f"{film.title}\n{state}")
 
     return draw
