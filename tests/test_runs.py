@@ -331,7 +331,7 @@ def test_the_runs_of_a_tuned_study_are_found(place, capsys):
     titles = re.findall(
         r'"title": "((?:gem|downpour)[^"]*)"', Path("first", "report.html").read_text()
     )
-    assert titles and all("at rate 0.2" in title for title in titles)
+    assert titles and all("rate 0.2" in title for title in titles)
 
 
 def test_only_runs_that_differ_in_the_seed_are_a_line():

@@ -230,11 +230,11 @@ def shown_runs(folder: Path) -> list[Shown]:
         if "method.learning_rate" in runs:
             runs = runs.assign(learning_rate=runs["method.learning_rate"])
         keys = [name for name in dict.fromkeys(keys) if name in runs]
+        named = [name for name in keys if name == "method" or runs[name].nunique() > 1]
         if (folder / results.RANKING).exists():
             runs = pd.DataFrame(read_rows(folder / results.RANKING))[keys].merge(runs, on=keys)
         else:
             runs = runs.sort_values("train_loss", key=pd.to_numeric, kind="stable")
-        named = [name for name in keys if name == "method" or runs[name].nunique() > 1]
         rows = runs.drop_duplicates(keys).iloc[[0, -1] if config.get("animate") else [0]]
         return [
             (
