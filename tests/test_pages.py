@@ -59,7 +59,7 @@ def in_a_browser(path: Path, script: str, tmp_path: Path, *options: str) -> tupl
     """
     probe = (
         "<script>window.failed = []; window.onerror = (why) => failed.push(String(why));</script>",
-        "<script>asyncsimReady.then(() => { let result = {}; "
+        "<script>asyncsimReady.then(async () => { let result = {}; "
         f"{script}; const told = document.createElement('pre'); told.id = 'told';"
         "told.textContent = JSON.stringify({...result, failed}); "
         "document.body.appendChild(told); });</script>",
@@ -523,6 +523,36 @@ def test_a_hover_on_a_commit_shows_its_read(animated, tmp_path):
     assert not errors and not result["failed"]
     assert f"read version {read} at" in result["text"]
     assert f"staleness {columns['staleness'][row]}." in result["text"]
+
+
+@browser
+def test_a_timeline_opens_at_ten_commits_a_lane_and_follows_in_all_panels(animated, tmp_path):
+    """On a touch screen two fingers zoom, and a tap shows the nearest commit."""
+    script = """
+      const ready = asyncsimTimeline, [lanes] = ready.plots, { over } = lanes;
+      const frame = () => new Promise((done) => setTimeout(done, 50));
+      const shown = ready.commits.time.filter((time) => time <= lanes.scales.x.max).length;
+      result.shown = shown / ready.commits.time.length;
+      const touch = (type, id, x) => over.dispatchEvent(new PointerEvent(type,
+        { pointerType: "touch", pointerId: id, clientX: over.getBoundingClientRect().left + x }));
+      touch("pointerdown", 1, 100); touch("pointerdown", 2, 200);
+      const under = [100, 200].map((x) => lanes.posToVal(x, "x"));
+      touch("pointermove", 1, 50); await frame();
+      touch("pointermove", 2, 300); await frame();
+      result.pinched = [50, 300].map((x, i) => lanes.posToVal(x, "x") - under[i]);
+      touch("pointerup", 1, 50); touch("pointerup", 2, 300);
+      touch("pointerdown", 3, 120); touch("pointerup", 3, 120);
+      lanes.setCursor({ left: 120, top: 5 }); over.click();
+      result.tapped = document.getElementById("timeline-status").textContent;
+      const steps = () => ready.plots.map((plot) => plot.data[1].length);
+      const all = steps();
+      ready.follow(3); await frame();
+      result.fewer = steps().filter((count, i) => count < all[i]).length;
+    """
+    found, errors = in_a_browser(animated / "report.html", script, tmp_path)
+    assert errors == "" and found["failed"] == [] and found["fewer"] == 1  # at the server
+    assert 0.2 < found["shown"] < 0.5 and found["tapped"].startswith("worker 0 at ")
+    assert found["pinched"] == pytest.approx([0, 0], abs=1e-9)
 
 
 @pytest.mark.full
