@@ -156,7 +156,8 @@ def table_text(table: Any, width: int = WIDTH) -> str:
 
     The first columns that fit the width are written, and the names of the others below.
     """
-    lines, rest = [""] * (len(table) + 1), []
+    lines = [""] * (len(table) + 1)
+    rest: list[str] = []
     for title, cells in table.items():
         texts = [str(title), *cells]
         is_number = all(map(_NUMBER.match, texts[1:]))
