@@ -105,8 +105,8 @@ def goodput(table: Results) -> Further:
     tables, texts = clusters_table(table, clusters)
     if not clusters["died"].any():
         return tables, [*texts, "no worker died in these runs: give more --steps"]
-    if not {"policy", "deaths"} <= set(clusters):
-        return tables, texts
+    if any(len(set(clusters.get(name, ()))) < 2 for name in ("policy", "deaths")):
+        return tables, texts  # nothing to compare
     worst = clusters[clusters["deaths"] == clusters["deaths"].max()].set_index("policy")[
         "remaining"
     ]

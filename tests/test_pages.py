@@ -145,7 +145,7 @@ def test_a_report_is_printed_and_stands_on_the_page_whole(animated, tmp_path, ca
     assert data["verdict"] == "a: sgd is best\nb: one seed: no order"
     below, about, table, end = data["answer"]
     assert [part["text"] for part in (below, about, end)] == [
-        "not compared: adsgd",
+        verdicts[0],
         "about",
         "below",
     ]

@@ -89,14 +89,18 @@ def write_page(
     of = f" ({unfinished})" if unfinished else ""
     tables = sorted(folder.glob("*.csv"), key=lambda file: file.name == results.SUMMARY)
     verdicts, answer = answer_of(folder)
-    headlines = [verdict.partition("\n")[0] for verdict in verdicts]
-    details = [verdict.partition("\n")[2] for verdict in verdicts]
+    headlines, details = [], []
+    for verdict in verdicts:
+        headline, _, detail = verdict.partition("\n")
+        headlines.append(headline)
+        if detail:  # of several settings its own stands before it
+            details.append({"text": verdict if verdicts[1:] else detail})
     page = {
         "title": f"{title}{of}",
         "origin": _origin(folder, config),
         "verdict": "\n".join(filter(None, [unfinished, *headlines])) or None,
         "question": _question(study),
-        "answer": [*({"text": text} for text in details if text), *answer],
+        "answer": [*details, *answer],
         "command": None
         if typed is None
         else f"asyncsim study {study} {shlex.join(typed)}".rstrip(),
