@@ -179,7 +179,7 @@ def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in config.items()
-        if name not in (INCOMPLETE, ALL_RUNS, COMMAND, files.CHECKSUM)
+        if name not in (INCOMPLETE, ALL_RUNS, COMMAND, NOTES, files.CHECKSUM)
     }
 
 
