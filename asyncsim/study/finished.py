@@ -297,13 +297,16 @@ def answer_of(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
     Both are empty without a report; a stranger may have written it.
     """
     table = results.json_table(folder / results.ANSWER)
-    verdicts, parts = (table.get(name) for name in ("verdicts", "parts"))
-    is_report = _are(str, verdicts) and _are(dict, parts)
-    return (verdicts, list(filter(_is_part, parts))) if is_report else ([], [])
+    verdicts: Any = table.get("verdicts")
+    parts: Any = table.get("parts")
+    if not (_are(str, verdicts) and _are(dict, parts)):
+        return [], []
+    return verdicts, [part for part in parts if _is_part(part)]
 
 
 def _is_part(part: Mapping[str, Any]) -> bool:
-    columns, rows = part.get("columns"), part.get("rows")
+    columns: Any = part.get("columns")
+    rows: Any = part.get("rows")
     is_table = _are(str, columns) and _are(list, rows)
     is_table = is_table and all(_are(str, row) and len(row) == len(columns) for row in rows)
     return isinstance(part.get("text"), str) or is_table
