@@ -31,7 +31,7 @@ from asyncsim.methods import Method
 from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.attacked import require_attackable
 from asyncsim.study.cell import Cell, meet
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import MethodLike, StudyConfig, TopologyLike
 from asyncsim.study.entries import from_file
 from asyncsim.study.finished import present, read
@@ -377,7 +377,7 @@ def _conclude(
     lines = [
         f"{setting}; time and gradients until {goal.criterion()}; consensus distance: mean "
         "squared distance of the replicas from their mean; gap: spectral gap of the topology",
-        text_of(printed, [name for name in printed if name not in ("seeds", "diverged")]),
+        titled(printed, [name for name in printed if name not in ("seeds", "diverged")]),
         *left_out,
     ]
     if table["seeds"].max() == 1:

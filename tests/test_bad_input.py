@@ -52,7 +52,6 @@ staleness --far-latency 1 | far_latency = 1: is between sites, and there is one;
 staleness --message-bytes 9 | message_bytes = 9: takes no time without a bandwidth; give bandwidth as well
 staleness --bandwidth 9 --message-bytes [1, | message_bytes = '[1,': must be a number, or one with a unit such as
 staleness --shared-bandwidth | shared_bandwidth = True: there is no bandwidth to share; give bandwidth
-staleness --no-exclusive | exclusive = False: an exchange is always one atomic visit
 staleness --batch-size 0 | batch_size = 0: must be at least 1
 staleness --batch-size 100000 | batch_size = 100000: train has only 1437 examples
 staleness --workers 1500 --steps 1 --problem digits(1,split=even) | the smallest of 1500 parts
