@@ -118,7 +118,8 @@ def read(folder: Path) -> Results:
         The folder has no results, or incomplete ones.
     """
     stored = finished.read(folder, "staleness", _COLUMNS)
-    rows = stored.summary[_COLUMNS]
+    (first, *_) = stored.config.get("cells", [{}])  # a figure is of one cluster
+    rows = stored.rows(**first)[_COLUMNS]
     traces = {name: stored.trace(name) for name in rows["trace_file"].unique()}
     runs: dict[str, list[Run]] = {}
     for row in rows.itertuples():

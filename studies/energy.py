@@ -10,20 +10,16 @@ how often. At paper scale 188 workers' epochs of MNIST, twice, for each seed: ab
 cores.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.replays.run import Run
+from asyncsim.study.cell import Cell
 from asyncsim.study.columns import text_of
-from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import present, read
+from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.outcome import FINAL_SHARE, energy_ratios
-from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.sweep import ComparisonConfig, preset
 
 TABLES = ("compliance.csv", "energies.csv", "tensors.csv", "workers.csv")
 #: Most points of a curve over time, and of a worker's curve.
@@ -43,49 +39,33 @@ _QUARTILES = [f"weight_ratio_{quantile}" for quantile in (25, 50, 75)]
 _SHARES = ["clipped_low", "clipped_high", "opposite_sign"]
 
 
-@dataclass(frozen=True)
-class Config(SweepConfig):
-    """Options of the energy study."""
-
-    workers: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)
-    """Workers of the clusters, one after the other."""
-    methods: tuple[MethodLike, ...] = ("gem", "downpour")
-    """Methods to compare: any of the package, or your own as FILE.py:FUNCTION (see the README)."""
-    steps: int = 100
-    """Commits per worker, on average; a trace has steps * workers commits."""
-    seeds: int = 2
-    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
-    diagnose_energy: bool = True
-    """Record also the energies of each tensor, and the distribution of their ratio over the
-    weights.
-    """
-
-    def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
-        super().check()
-        if self.diagnose_every == 0 or not self.diagnose_energy:
-            raise InputError(
-                f"diagnose_every = {self.diagnose_every}, diagnose_energy = "
-                f"{self.diagnose_energy}: this study needs "
-                "their records; leave both out"
-            )
+Config, SCALES = preset(
+    small={
+        "workers": (1, 2, 5, 10, 20, 50, 100),
+        "methods": ("gem", "downpour"),
+        "steps": 100,
+        "seeds": 2,
+        "diagnose_energy": True,
+        "evaluate_every": None,
+    },
+    paper={
+        "problem": "mnist",
+        "steps": 938,
+        "seeds": 3,
+        "evaluate_every": 469,
+        "diagnose_every": 10,
+    },
+)
 
 
-SCALES = {
-    "small": Config(),
-    "paper": Config(
-        scale="paper", problem="mnist", steps=938, seeds=3, evaluate_every=469, diagnose_every=10
-    ),
-}
-
-
-def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`."""
-    config.check()
-    with config.computing_device():
-        return run_cells(
-            "energy", config, sweep(config, [{"workers": n} for n in config.workers]), _conclude
+def diagnosed(config: ComparisonConfig, cells: list[Cell]) -> list[Cell]:
+    """Raise InputError without the records that this study needs."""
+    if config.diagnose_every == 0 or not config.diagnose_energy:
+        raise InputError(
+            f"diagnose_every = {config.diagnose_every}, diagnose_energy = "
+            f"{config.diagnose_energy}: this study needs their records; leave both out"
         )
+    return cells
 
 
 def compliance(run: Run) -> pd.DataFrame:
@@ -194,34 +174,17 @@ def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> 
     return text_of(pd.DataFrame(rows))
 
 
-def _verdict(summary: pd.DataFrame) -> str:
-    """Say how far the energy of the central variable ends from the proxy's, by method."""
-    clauses = []
-    for method, runs in summary.groupby("method", sort=False):
-        ratios = runs.groupby("workers")["energy_ratio"].mean().dropna()
-        if len(ratios):
-            ends = " to ".join(dict.fromkeys(map(number_text, (ratios.min(), ratios.max()))))
-            workers = counted(int(ratios.idxmax()), "worker")
-            clauses.append(f"{method} ends at {ends} times the proxy's energy, most at {workers}")
-    return "; ".join(clauses) or "all runs diverged"
-
-
 def _last(table: pd.DataFrame) -> pd.DataFrame:
     """Select the last tenth of each seed's run; at least its last diagnosed commit."""
     ends = table.groupby("seed")["worker_step"].transform("max")
     return table[table["worker_step"] >= (1 - FINAL_SHARE) * ends]
 
 
-def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    finished = read(folder, "energy")
-    tables = finished.each_run(_tables)
-    present(
-        folder,
-        dict(zip(TABLES, tables, strict=True)),
-        _LEGEND,
-        report(finished.summary, *tables[:2]),
-        verdict=_verdict(finished.summary),
-    )
+def by_workers(table: Results) -> Further:
+    """Tabulate the energies over time, by weight, by tensor and by worker."""
+    tables = table.finished.each_run(_tables)
+    text = f"{_LEGEND}\n{report(table.finished.summary, *tables[:2])}\n"
+    return dict(zip(TABLES, tables, strict=True)), [text]
 
 
 def _tables(run: Run) -> list[pd.DataFrame]:
@@ -237,3 +200,12 @@ def _tables(run: Run) -> list[pd.DataFrame]:
 def _ratio(table: pd.DataFrame) -> pd.Series:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return table["central_energy"] / table["proxy_energy"]
+
+
+run = Comparison(
+    "energy",
+    measure=final_loss,
+    columns=("energy_ratio",),
+    prepare=diagnosed,
+    further=by_workers,
+).run

@@ -56,7 +56,7 @@ UNLIKE = {
     ),
     "several clusters, queue": (
         "queue",
-        "queue",
+        "policies",
         [
             ({"discipline": name, "workers": n}, "gem", {})
             for n in (2, 4)

@@ -102,7 +102,7 @@ def test_draws_named_figures_and_the_same_bytes_again(results, tmp_path, capsys)
 def test_missing_results_are_named_with_their_study_and_cost_and_the_others_drawn(
     results, tmp_path, capsys
 ):
-    shutil.copytree(results / "queue", tmp_path / "queue")
+    shutil.copytree(results / "policies", tmp_path / "policies")
     assert gem.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr()
     assert told.out.split() == [str(tmp_path / "out" / f"queue.{kind}") for kind in ("png", "pdf")]
@@ -134,7 +134,7 @@ def test_a_study_that_was_interrupted_draws_what_it_can(tmp_path, capsys):
     assert "1b: folder = " in (told := capsys.readouterr().err) and "method = downpour" in told
 
 
-@pytest.mark.parametrize("name", ["1a", "8a", "9", "queue"])
+@pytest.mark.parametrize("name", ["1a", "8a", "9"])
 def test_results_that_lack_a_column_or_a_diagnostic_are_an_input_error(tmp_path, name):
     drawing = gem.FIGURES[name]
     write_study(tmp_path, drawing.folder, [({"workers": 2}, "downpour", {})])
@@ -143,7 +143,7 @@ def test_results_that_lack_a_column_or_a_diagnostic_are_an_input_error(tmp_path,
 
 
 def test_a_summary_that_was_damaged_is_told_and_the_others_drawn(results, tmp_path, capsys):
-    shutil.copytree(results / "queue", tmp_path / "queue")
+    shutil.copytree(results / "policies", tmp_path / "policies")
     write_study(tmp_path / "generalization", "generalization", [({"workers": 2}, "gem", {})])
     (tmp_path / "generalization" / "summary.csv").write_text("junk\n")
     asked = ["--only", "5,queue", "--results", str(tmp_path), "--out", str(tmp_path / "out")]

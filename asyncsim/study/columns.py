@@ -5,7 +5,7 @@ Pages show the words of the axis where the mouse is over a column's name.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -97,6 +97,11 @@ def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = No
                 values = values.astype(object).mask(np.isinf(values), NOT_REACHED)
             titled[column.title] = values
     return pd.DataFrame(titled, table.index)
+
+
+def setting_text(name: str, value: Any) -> str:
+    """Return an option and its value in words; data that are alike have an infinite ``split``."""
+    return f"{name.replace('_', ' ')} {'none' if value in (None, np.inf) else value}"
 
 
 def is_until_target(name: str) -> bool:

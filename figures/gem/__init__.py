@@ -47,7 +47,11 @@ STUDIES = {
     "kappa": Study("kappa", _minutes(1, 15)),
     "tensors": Study("tensors", _minutes(1, 60)),
     "energy": Study("energy", _minutes(1, 60)),
-    "queue": Study("queue", _minutes(1, 10)),
+    "policies": Study(
+        "policies",
+        "on two cores about 1 min",
+        "--policy asynchronous --discipline fifo lowest_rank --service 0.1 --methods gem downpour",
+    ),
 }
 
 _of = functools.partial
@@ -103,7 +107,7 @@ FIGURES = {
         "energy", "central over proxy energy against n; where the clip binds", energy.by_workers
     ),
     "energy_time": Drawing("energy", "energies over time, and by tensor", energy.over_time),
-    "queue": Drawing("queue", "first come or lowest rank first: shares, staleness", queue.ranks),
+    "queue": Drawing("policies", "first come or lowest rank first: shares, staleness", queue.ranks),
 }
 
 
