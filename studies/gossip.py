@@ -58,7 +58,7 @@ class Options(ComparisonConfig):
             raise InputError(
                 f"topology = {', '.join(names)}: one comes twice, or is called {SERVER!r} or "
                 f"{ALL_REDUCE!r}; give each once, and matrices other names: "
-                "adjacency(matrix, name=...)"
+                "adjacency(matrix, label=...)"
             )
         return dict(zip(names, topologies, strict=True))
 
@@ -151,7 +151,7 @@ def _with_slow_link(cluster: Cluster, factor: float) -> Cluster:
     if cluster.topology is not None:
         topology = as_topology(cluster.topology)
         link = (0, topology.neighbours(cluster.workers)[0][0], factor)
-        slowed = slow_links(topology, [*(topology.slow or ()), link])
+        slowed = slow_links(topology, [link])
         return dataclasses.replace(cluster, topology=slowed)
 
     def slower(values: Any, scale: Callable[[Any], Any]) -> PerWorker:

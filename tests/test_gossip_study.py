@@ -99,7 +99,7 @@ def test_a_slow_link_is_one_of_worker_0():
         for cell in placed(gossip.Config(**options, **network, slow_link=4.0))
         if cell.methods
     )
-    assert str(ring.topology) == "slow_links(ring(), [[0, 1, 4]])"
+    assert str(ring.topology) == "slow_links(topology=ring(), links=[[0, 1, 4]])"
     assert server.ways[0].means == (2.0, 0.5, 0.5) and server.ways[0].transfer == (1.0, 0.25, 0.25)
     alike, *_ = placed(gossip.Config(**options, latency="0.5"))
     assert str(alike.cluster.topology) == "ring()"
