@@ -2,8 +2,8 @@
 
 At every commit, the energy of the central variable's movement since the worker's last read,
 relative to the energy of the proxy, momentum SGD (the GEM paper's equations 11 and 15): for the
-whole vector, by weight, by tensor and by worker, over time. Stable means at most the proxy's energy
-(equation 12), compliant means equal (equation 13). GEM scales an update by pi, clipped to [0, 5],
+whole vector and by weight, over time. Stable means at most the proxy's energy (equation 12),
+compliant means equal (equation 13). GEM scales an update by pi, clipped to [0, 5],
 so it can neither revert the movement caused by the other workers nor add more than five updates;
 the shares of the weights where the clip binds, and where the update opposes that movement, measure
 how often. At paper scale 188 workers' epochs of MNIST, twice, for each seed: about an hour on two
@@ -21,9 +21,9 @@ from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.outcome import FINAL_SHARE, energy_ratios
 from asyncsim.study.sweep import ComparisonConfig, preset
 
-TABLES = ("compliance.csv", "energies.csv", "tensors.csv", "workers.csv")
-#: Most points of a curve over time, and of a worker's curve.
-_POINTS, _PARTS = 100, 10
+TABLES = ("compliance.csv", "energies.csv")
+#: Most points of a curve over time.
+_POINTS = 100
 #: Worker steps until a momentum of 0.9 is near its final size, and all workers have read a new
 #: version.
 _BEGINNING = 10
@@ -109,9 +109,8 @@ def energies(run: Run) -> pd.DataFrame:
     return table
 
 
-def over_time(run: Run, points: int, by: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Compute medians of the energies and of their ratio over stretches of the run, also ``by``
-    worker.
+def over_time(run: Run) -> pd.DataFrame:
+    """Compute medians of the energies and of their ratio over stretches of the run.
 
     The ratio is `asyncsim.study.outcome.energy_ratios`, NaN without any movement of the central
     variable. ``stable``: share of the commits with at most the proxy's energy (equation 12).
@@ -119,12 +118,12 @@ def over_time(run: Run, points: int, by: tuple[str, ...] = ()) -> pd.DataFrame:
     """
     table = energies(run)
     steps = run.config["commits"] / run.config["workers"]
-    width = max(1.0, steps / points)
+    width = max(1.0, steps / _POINTS)
     table["worker_step"] = (table["worker_step"] // width + 0.5) * width
     # A commit without movement is stable, but must not lower the median ratio.
     table["stable"] = table["energy_ratio"] <= 1
     table["energy_ratio"] = energy_ratios(table)
-    groups = table.groupby([*by, "worker_step"])
+    groups = table.groupby("worker_step")
     of_energies = [
         "commit_time",
         "central_energy",
@@ -133,18 +132,6 @@ def over_time(run: Run, points: int, by: tuple[str, ...] = ()) -> pd.DataFrame:
         "energy_ratio",
     ]
     return groups[of_energies].median().join(groups["stable"].mean()).reset_index()
-
-
-def tensor_energies(run: Run) -> pd.DataFrame:
-    """Return the energies of each tensor at each diagnosed commit."""
-    quantities = ["central_energy", "proxy_energy"]
-    energies = run.diagnostics[run.diagnostics["quantity"].isin(quantities)]
-    table = energies.pivot(index=["commit", "tensor"], columns="quantity", values="value")[
-        quantities
-    ].reset_index()
-    table.insert(1, "worker_step", table["commit"] / run.config["workers"])
-    table["energy_ratio"] = _ratio(table)
-    return table
 
 
 def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> str:
@@ -181,20 +168,10 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_workers(table: Results) -> Further:
-    """Tabulate the energies over time, by weight, by tensor and by worker."""
-    tables = table.finished.each_run(_tables)
-    text = f"{_LEGEND}\n{report(table.finished.summary, *tables[:2])}\n"
+    """Tabulate the energies of the diagnosed commits, and over time."""
+    tables = table.finished.each_run(lambda run: [compliance(run), over_time(run)])
+    text = f"{_LEGEND}\n{report(table.finished.summary, *tables)}\n"
     return dict(zip(TABLES, tables, strict=True)), [text]
-
-
-def _tables(run: Run) -> list[pd.DataFrame]:
-    """Return a run's rows of each table."""
-    return [
-        compliance(run),
-        over_time(run, _POINTS),
-        tensor_energies(run),
-        over_time(run, _PARTS, ("worker",)),
-    ]
 
 
 def _ratio(table: pd.DataFrame) -> pd.Series:

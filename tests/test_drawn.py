@@ -35,7 +35,6 @@ UNLIKE = {
             ("1d", "stability"),
             ("5", "generalization"),
             ("energy", "energy"),
-            ("energy_time", "energy"),
         )
     },
     "several clusters, generalization": (

@@ -21,7 +21,7 @@ gem = figures_of("gem")
 published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "7", "8a", "8b", "9", "10"]
-OWN = ["energy", "energy_time", "queue"]
+OWN = ["energy", "queue"]
 ROOT = shipped("figures").parent
 
 
@@ -83,7 +83,7 @@ def test_methods_without_a_number_for_a_rate_are_drawn(tmp_path, rates):
         if rates is not None:
             table["method.learning_rate"] = rates
         table.to_csv(tmp_path / study / "summary.csv", index=False)
-    for name in ("5", "energy", "energy_time"):
+    for name in ("5", "energy"):
         folder = gem.FIGURES[name].folder
         figure = gem.FIGURES[name].draw(read(tmp_path / folder, folder))
         assert any(axes.lines for axes in figure.axes) and "\u03b7" not in figure.get_suptitle()

@@ -106,7 +106,6 @@ FIGURES = {
     "energy": Drawing(
         "energy", "central over proxy energy against n; where the clip binds", energy.by_workers
     ),
-    "energy_time": Drawing("energy", "energies over time, and by tensor", energy.over_time),
     "queue": Drawing("policies", "first come or lowest rank first: shares, staleness", queue.ranks),
 }
 
