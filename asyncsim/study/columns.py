@@ -109,17 +109,6 @@ def is_until_target(name: str) -> bool:
     return name.endswith("_to_target") or name == "first_touch"
 
 
-def without_constants(table: pd.DataFrame, names: Iterable[str]) -> tuple[str, pd.DataFrame]:
-    """Take the columns that have the same value in all rows out of a table, among some columns.
-
-    Returns text for the line above the table, such as ``workers 4; ``, and the rest of the table. A
-    single row stays whole.
-    """
-    constant = [name for name in names if len(table) > 1 and table[name].nunique(dropna=False) == 1]
-    texts = [f"{as_column(name).title} {table[name].iloc[0]}; " for name in constant]
-    return "".join(texts), table.drop(columns=constant)
-
-
 def text_of(
     table: pd.DataFrame,
     columns: Iterable[str | Column] | None = None,
