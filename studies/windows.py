@@ -56,6 +56,11 @@ _EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
 class Options(ComparisonConfig):
     """Options of the study of windows."""
 
+    @property
+    def varied(self) -> dict[str, tuple[Any, ...]]:
+        """The options with several values; workers and windows always vary."""
+        return {"workers": (self.workers,), "window": (self.window,), **super().varied}
+
     def with_length(self, cell: Cell) -> Cell:
         """Return a cell with the length of its runs, and as many evaluations at any window."""
         return super().with_length(cell).with_options(evaluate_every=self.evaluate_every)
@@ -143,8 +148,6 @@ def by_window(table: Results) -> Further:
     """
     finished, problem = table.finished, table.cells[0].problem
     summary = finished.summary
-    if "window" not in summary:
-        summary = summary.assign(window=table.config.window)
     runs = {name: finished.run(name) for name in summary["run_folder"]}
     evaluations = {name: run.evaluations for name, run in runs.items()}
     counts = {name: _counts(finished.trace(name)) for name in summary["trace_file"].unique()}

@@ -213,7 +213,7 @@ gossip --split | split: none given; give one or more
 gossip --split 0.1 -1 | split = -1.0: must be above zero
 gossip --split 0.1 0.1 | split = 0.1, 0.1: one comes twice
 gossip --split 0.1 --problem quadratic | split = 0.1: problem = 'quadratic' says its own, or cannot be
-gossip --split none 0.1 --problem digits(split=0.1) | split = none, 0.1: problem = 'digits(split=0.1)'
+gossip --split none 0.1 --problem digits(split=0.1) | split = none: problem = 'digits(split=0.1)'
 compare --methods dpsgd | or run the study gossip
 gossip --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'
 gossip --topology | topology: none given
