@@ -694,7 +694,8 @@ def test_without_methods_policies_have_traces_alone(capsys):
 
 def test_disciplines_differ_in_who_is_served():
     policies = study.load("policies")
-    options = {"workers": 4, "steps": 30, "seeds": 1, "problem": "quadratic", "service": 0.5}
+    options = {"workers": 4, "steps": 10, "seeds": 1, "problem": "quadratic", "service": 0.5}
+    options["compute"] = "gamma(1, 0.2)"
     disciplines = ("fifo", "lowest_rank")
     config = policies.Config(**options, policy="asynchronous", discipline=disciplines, methods=())
     folder, _ = policies.run(config)

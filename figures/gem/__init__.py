@@ -50,7 +50,8 @@ STUDIES = {
     "policies": Study(
         "policies",
         "on two cores about 1 min",
-        "--policy asynchronous --discipline fifo lowest_rank --service 0.1 --methods gem downpour",
+        '--policy asynchronous --discipline fifo lowest_rank --compute "gamma(1, 0.2)" '
+        "--service 0.1 --methods gem downpour",
     ),
 }
 
