@@ -16,7 +16,7 @@ import pandas as pd
 from asyncsim.base.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.outcome import FINAL_SHARE, energy_ratios
 from asyncsim.study.sweep import ComparisonConfig, preset
@@ -134,8 +134,8 @@ def over_time(run: Run) -> pd.DataFrame:
     return groups[of_energies].median().join(groups["stable"].mean()).reset_index()
 
 
-def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> str:
-    """Format the printed table from the summary, the compliance table and the curves."""
+def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the printed table from the summary, the compliance table and the curves."""
     rows = []
     for (method, workers), runs in summary.groupby(["method", "workers"], sort=False):
         weights, curve = (
@@ -158,7 +158,7 @@ def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> 
                 **last[_SHARES].mean(),
             }
         )
-    return text_of(pd.DataFrame(rows))
+    return titled(pd.DataFrame(rows))
 
 
 def _last(table: pd.DataFrame) -> pd.DataFrame:
@@ -170,8 +170,8 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
 def by_workers(table: Results) -> Further:
     """Tabulate the energies of the diagnosed commits, and over time."""
     tables = table.finished.each_run(lambda run: [compliance(run), over_time(run)])
-    text = f"{_LEGEND}\n{report(table.finished.summary, *tables)}\n"
-    return dict(zip(TABLES, tables, strict=True)), [text]
+    parts = [_LEGEND, report(table.finished.summary, *tables)]
+    return dict(zip(TABLES, tables, strict=True)), parts
 
 
 def _ratio(table: pd.DataFrame) -> pd.Series:

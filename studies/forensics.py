@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import VERDICT, number_text
+from asyncsim.base.console import number_text
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.drawing.curves import curve_of
 from asyncsim.replays.run import Run
 from asyncsim.study import load_file, shipped
 from asyncsim.study.cell import Cell, CellRun
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.ranking import Measure
 from asyncsim.study.sweep import ComparisonConfig, preset
@@ -121,7 +121,7 @@ def clusters(table: Results) -> Further:
         cluster = ", ".join(f"{name} {nearest[name]}" for name in names)
         answer = f"nearest over all methods: {cluster}, deviation {number_text(nearest.deviation)}"
     text = "deviation over all methods and numbers of workers"
-    return {"fit.csv": rows}, [f"{text}\n{text_of(rows)}\n", f"{VERDICT}{answer}\n"]
+    return {"fit.csv": rows}, [text, titled(rows), answer]
 
 
 run = Comparison(

@@ -16,7 +16,7 @@ import pandas as pd
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.policy import as_policy
 from asyncsim.study.cell import Cell, meet
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results, clusters_table
 from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.traces.trace_summary import per_worker
@@ -108,16 +108,16 @@ def ranks(table: Results) -> Further:
     means = sums[list(_COLUMNS.values())].div(sums["share"], axis=0)
     means = means.join(sums[["share", "never_commit"]] / rows["seed"].nunique())
     text = "means over commits; never commit: workers without any"
-    return {"ranks.csv": rows}, [f"{text}\n{text_of(means.reset_index())}\n"]
+    return {"ranks.csv": rows}, [text, titled(means.reset_index())]
 
 
 def clusters(table: Results) -> Further:
     """Tabulate the costs of each cluster, and of several disciplines who is served."""
-    tables, texts = clusters_table(table)
+    tables, parts = clusters_table(table)
     if "discipline" in table.keys:
-        of_ranks, text = ranks(table)
-        tables, texts = {**tables, **of_ranks}, [*texts, *text]
-    return tables, texts
+        of_ranks, parts_of_ranks = ranks(table)
+        tables, parts = {**tables, **of_ranks}, [*parts, *parts_of_ranks]
+    return tables, parts
 
 
 run = Comparison(

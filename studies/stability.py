@@ -23,12 +23,12 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.calls import write
-from asyncsim.base.console import VERDICT, counted, note, number_text, tell
+from asyncsim.base.console import counted, note, number_text, tell
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.jobs import Job, Tables, measurement
 from asyncsim.study.outcome import FINAL_SHARE
@@ -254,9 +254,8 @@ def limits(table: Results) -> Further:
     of_workers = printed[printed["question"] == "workers"]
     first = of_workers[of_workers["at"] == of_workers["at"].iloc[0]]
     ends = ", ".join(first["method"] + " " + first["largest_stable"])
-    answer = f"{VERDICT}most stable workers at rate {first['at'].iloc[0]}: {ends}\n"
-    lines = ["limits of stability", text_of(printed), "; ".join(signs), answer]
-    return {}, ["\n".join(filter(None, lines))]
+    answer = f"most stable workers at rate {first['at'].iloc[0]}: {ends}"
+    return {}, ["limits of stability", titled(printed), "; ".join(signs), answer]
 
 
 def _limit_texts(row: Mapping[Any, Any]) -> dict[str, str]:

@@ -40,21 +40,19 @@ Config, SCALES = preset(Options, small={"evaluate_every": None})
 
 def beside_theory(table: Results) -> Further:
     """Print each cluster's traces beside theory; the methods of a timing share them."""
-    texts, bits = [], table.config.bits
+    parts: list[str | pd.DataFrame] = []
     for cell in {cell.cluster: cell for cell in table.cells}.values():
-        groups = timings(cell.cluster, cell.methods, bits)
+        groups = timings(cell.cluster, cell.methods, table.config.bits)
         for timing, names in groups.items():
             rows = table.finished.rows(**cell.values)
             traces = rows[rows["method"].isin(names)].drop_duplicates("trace_file")
             if len(traces):
                 title = [*map(str, cell.values.values()), counted(len(traces), "trace")]
                 title += [f"of {', '.join(names)}"] if len(groups) > 1 else []
-                lines = [
-                    f"  {name:<24} {measured:<24} {theory}".rstrip()
-                    for name, measured, theory in _table(timing, traces)
-                ]
-                texts.append("\n".join([", ".join(title), *lines, ""]))
-    return {}, texts
+                columns = ["", "measured", "theory, in the long run"]
+                rows = pd.DataFrame(_table(timing, traces), columns=columns)
+                parts += [", ".join(title), rows]
+    return {}, parts
 
 
 def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -103,7 +101,7 @@ def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]
         rows.append(
             ("computations lost", f"{mean['discarded_share'] + mean['cancelled_share']:.3f}", "")
         )
-    return [("", "measured", "theory, in the long run"), *rows]
+    return rows
 
 
 def _other_shares(mean: pd.Series) -> list[tuple[str, str, str]]:

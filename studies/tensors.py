@@ -18,7 +18,7 @@ from asyncsim.base.errors import InputError, require_count
 from asyncsim.replays.check import check_method
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.config import CellConfig
 from asyncsim.study.sweep import ComparisonConfig, preset
@@ -117,7 +117,7 @@ def by_tensor(table: Results) -> Further:
     parts = rows.groupby([*keys, quarter.rename("part")], sort=False)["pi_median"].mean()
     wide = parts.unstack("part").reset_index()
     wide["tensor"] = wide["tensor"].map(tensor_label)
-    return {TABLE: rows}, [f"median of pi, means over {_PARTS} parts of the run\n{text_of(wide)}\n"]
+    return {TABLE: rows}, [f"median of pi, means over {_PARTS} parts of the run", titled(wide)]
 
 
 run = Comparison(

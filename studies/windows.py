@@ -36,7 +36,7 @@ from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import start
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import as_column, text_of
+from asyncsim.study.columns import as_column, titled
 from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.ranking import Measure
 from asyncsim.study.sweep import ComparisonConfig, preset
@@ -154,23 +154,23 @@ def by_window(table: Results) -> Further:
     grid = pd.DataFrame(_grid(problem, summary, runs, counts))
     # The columns are explicit, because a single method has no pairs.
     efficiency = pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY)
-    texts = [
-        f"final {as_column(column).title} of the central variable (%), by workers and window\n"
-        + _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column)
-        for column in _PRINTED
-        if column in grid
-    ]
+    parts: list[str | pd.DataFrame] = []
+    for column in (name for name in _PRINTED if name in grid):
+        parts += [
+            f"final {as_column(column).title} of the central variable (%), by workers and window",
+            _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column),
+        ]
     if len(efficiency):
         pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
-        text = _by_window(pairs, "pair", "efficiency")
-        texts.append(f"temporal efficiency, by workers and window\n{text}")
+        text = "temporal efficiency, by workers and window"
+        parts += [text, _by_window(pairs, "pair", "efficiency")]
     tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
-    return dict(zip(TABLES, tables, strict=True)), [f"{text}\n" for text in texts]
+    return dict(zip(TABLES, tables, strict=True)), parts
 
 
-def _by_window(table: pd.DataFrame, label: str, column: str) -> str:
+def _by_window(table: pd.DataFrame, label: str, column: str) -> pd.DataFrame:
     wide = table.pivot_table(column, [label, "workers"], "window", sort=False)
-    return text_of(wide.rename(columns=str).reset_index(), digits=4)
+    return titled(wide.rename(columns=str).reset_index(), digits=4)
 
 
 def _grid(

@@ -52,7 +52,6 @@ staleness --far-latency 1 | far_latency = 1: is between sites, and there is one;
 staleness --message-bytes 9 | message_bytes = 9: takes no time without a bandwidth; give bandwidth as well
 staleness --bandwidth 9 --message-bytes [1, | message_bytes = '[1,': must be a number, or one with a unit such as
 staleness --shared-bandwidth | shared_bandwidth = True: there is no bandwidth to share; give bandwidth
-staleness --no-exclusive | exclusive = False: an exchange is always one atomic visit
 staleness --batch-size 0 | batch_size = 0: must be at least 1
 staleness --batch-size 100000 | batch_size = 100000: train has only 1437 examples
 staleness --workers 1500 --steps 1 --problem digits(1,split=even) | the smallest of 1500 parts
@@ -80,7 +79,7 @@ generalization --problem quadratic | problem = 'quadratic': has no test data to 
 forensics --protocol exchange exchange | protocol = exchange, exchange: one comes twice; give each once
 forensics --problem quadratic | problem = 'quadratic': has no published curves; give mnist
 energy --diagnose-every 0 | diagnose_every = 0
-energy --no-diagnose-energy | diagnose_energy = False
+energy --diagnose-energy False | diagnose_energy = False
 tensors --diagnose-every 0 | diagnose_every = 0
 tensors --effective-batch 9 | effective_batch = 9: cannot be shared evenly by 8 workers
 tensors --effective-batch 16 --batch-size 4 | not both

@@ -148,18 +148,18 @@ def test_the_verdict_names_the_best_and_what_equals_it():
     question = question._replace(compared=("optimizer",))
     tables = tabulate(runs_of(OPTIMIZERS), ["source", "delay", "optimizer"], FRESH)
     (text,) = question.verdicts(tables.pairs)
-    assert text == "verdict: fixed: muon is the best optimizer (95% confidence, 3 seeds)"
+    assert text == "fixed: muon is the best optimizer (95% confidence, 3 seeds)"
     equal = {**OPTIMIZERS, row(optimizer="sgd", **LATE): {0.01: 0.6}}
     tables = tabulate(runs_of(equal), ["source", "delay", "optimizer"], FRESH)
     (text,) = question.verdicts(tables.pairs)
-    assert text.startswith("verdict: fixed: undecided: ") and "leads, within the noise" in text
+    assert text.startswith("fixed: undecided: ") and "leads, within the noise" in text
     first, _ = text.splitlines()
     assert len(first.split()) <= 15
     tables = tabulate(runs_of(OPTIMIZERS, seeds=1), ["source", "delay", "optimizer"], FRESH)
-    assert list(question.verdicts(tables.pairs)) == ["verdict: fixed: one seed: no order"]
+    assert list(question.verdicts(tables.pairs)) == ["fixed: one seed: no order"]
     alone = {key: losses for key, losses in OPTIMIZERS.items() if "sgd" in str(key)}
     tables = tabulate(runs_of(alone), ["source", "delay", "optimizer"], FRESH)
-    assert list(question.verdicts(tables.pairs)) == ["verdict: fixed: sgd is the only optimizer"]
+    assert list(question.verdicts(tables.pairs)) == ["fixed: sgd is the only optimizer"]
 
 
 def test_edges_are_those_of_each_variant():

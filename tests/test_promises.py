@@ -130,14 +130,18 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
         jobs = [measurement(f"seed {seed}", measured, seed) for seed in range(config.seeds)]
         record = {"study": "toy", **config.record(cells()[0].methods, cells()[0].problem)}
         here = contextlib.nullcontext(Local())
-        run_jobs("toy", config, record, jobs, here, lambda _, rows: concluded.append(len(rows)))
+        run_jobs("toy", config, record, jobs, here, conclude)
+
+    def conclude(folder, rows):
+        concluded.append(len(rows))
+        present(folder, {}, "of the seeds")
 
     with pytest.raises(KeyboardInterrupt, match="the finished results are in mine"):
         run(seeds=2, out=Path("mine"))
     for name in ("report.html", "report.txt"):
         assert "unfinished: 1 of 2 runs" in Path("mine", name).read_text()
     # The first line of the page.
-    assert '"verdict": "Unfinished: 1 of 2 runs"' in Path("mine/report.html").read_text()
+    assert '"verdict": "unfinished: 1 of 2 runs"' in Path("mine/report.html").read_text()
     stop.clear()
     run(seeds=3, resume=Path("mine"))
     run(seeds=3, out=Path("whole"))

@@ -543,14 +543,6 @@ def test_what_lies_beside_an_own_file_can_be_imported(tmp_path, monkeypatch):
                 "changes nothing; "
             ],
         ),
-        (
-            {"protocol": "write_then_read", "exclusive": False},
-            ["--no-exclusive changes nothing: the visits of write_then_read are always separate"],
-        ),
-        (
-            {"dynamic_window": True},
-            ["--dynamic-window changes nothing with a window of 1: all workers have it"],
-        ),
     ],
 )
 def test_options_that_change_nothing_are_said_aloud_once(capsys, options, notes):
@@ -800,15 +792,15 @@ def test_what_is_printed_to_a_full_disk(tmp_path):
 def test_options_are_chosen_where_they_are_given(capsys):
     """Also at their defaults, on the command line; in Python where they have another value."""
     _, given = study.configure(
-        "staleness", ["--momentum=0.9", "--no-exclusive", "--batch-size", "16"]
+        "staleness", ["--momentum=0.9", "--protocol", "read_then_write", "--batch-size", "16"]
     )
     assert {name for name in vars(given) if given.changed(name)} == {
         "momentum",
-        "exclusive",
+        "protocol",
         "batch_size",
     }
     made = dataclasses.replace(given)
-    assert {name for name in vars(made) if made.changed(name)} == {"exclusive", "batch_size"}
+    assert {name for name in vars(made) if made.changed(name)} == {"protocol", "batch_size"}
     _, scaled = study.configure("windows", ["--scale", "paper"])
     assert [name for name in ("network", "learning_rate", "scale") if scaled.changed(name)] == [
         "scale"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import counted, table_text
+from asyncsim.base.console import counted, in_texts, table_text
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.base.streams import Streams
 from asyncsim.calibration import Calibration, dependence, examine, panels
@@ -109,7 +109,7 @@ class Prediction:
             f"simulated: {describe(self.cluster)}",
             f"low to high: 95 % of {len(self.runs)} runs with laws fitted to resampled times; "
             "distances: all runs",
-            table_text(self.table.round(12), digits=4),
+            table_text(in_texts(self.table.round(12), digits=4)),
         ]
         if self.measured is not None:
             verdict = "holds" if self.holds else "fails"
@@ -118,7 +118,7 @@ class Prediction:
             return "\n".join([*lines, *(f"  {reason}" for reason in self.reasons)])
         return "\n".join(
             [
-                table_text(self.calibration.table, digits=4),
+                table_text(in_texts(self.calibration.table, digits=4)),
                 *(f"  note: {note}" for note in self.calibration.notes),
                 f"\n{self.title}",
                 *lines,

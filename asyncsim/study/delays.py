@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import VERDICT, number_text, over_seeds
+from asyncsim.base.console import number_text, over_seeds
 from asyncsim.methods import Method
 from asyncsim.problems import Problem
 from asyncsim.replays.check import check_method
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.study import results
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -93,11 +93,11 @@ class Question(NamedTuple):
                     {BEST: tables.best, RATES: tables.rates},
                     f"{problem.name}, training loss at the best rate, "
                     f"{over_seeds(summary['seed'].nunique(), 'geometric means over')}",
-                    text_of(tables.best.drop(columns=["low", "high"])),
+                    titled(tables.best.drop(columns=["low", "high"])),
                     "ratio: of the loss to the reference's, each at its best rate, with its 95 % "
                     "interval; untuned: at the reference's best rate",
                     *self._edges(tables),
-                    *self.verdicts(tables.pairs),
+                    verdict=list(self.verdicts(tables.pairs)),
                 )
 
             executor = executor_of(config, [(problem, config.workers)])
@@ -139,7 +139,7 @@ class Question(NamedTuple):
             rows = rows.rename("loss").reset_index().assign(status="finished")
             table = ranked(grid(rows, compared, (), _LOSS), rows, compared, _LOSS)
             words = verdict(table, names_of(table, compared).tolist(), _LOSS, self.what)
-            yield f"{VERDICT}{names_of(part, settings).iloc[0]}: {words}"
+            yield f"{names_of(part, settings).iloc[0]}: {words}"
 
 
 class Tabulated(NamedTuple):

@@ -34,14 +34,12 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
         median_rows["commit"] >= min(last["commit"].iloc[0], median_rows["commit"].max())
     ]
     medians = late.groupby("quantity", sort=False)["value"].mean().add_prefix("median_").to_dict()
-    with np.errstate(over="ignore"):  # of losses near the largest number; most such runs diverge
-        loss = last["loss"].mean()
     energies = (
         {"energy_ratio": late_energy_ratio(run.commits, total)}
         if "central_energy" in run.commits
         else {}
     )
-    ended = {"final_loss": loss, **evaluated, **energies, **medians}
+    ended = {"final_loss": late_loss(run.commits, total), **evaluated, **energies, **medians}
     if run.diverged_at is not None:
         ended = dict.fromkeys(ended, np.nan)
     return {
@@ -86,6 +84,12 @@ def late_energy_ratio(commits: pd.DataFrame, total: int) -> float:
         return float("nan")
     late = ratios[ratios.index >= _last(commits, total).index[0]]
     return float((late if len(late) else ratios.tail(1)).median())
+
+
+def late_loss(commits: pd.DataFrame, total: int) -> float:
+    """Return the mean minibatch loss over the last tenth of ``total`` commits."""
+    with np.errstate(over="ignore"):  # of losses near the largest number; most such runs diverge
+        return float(_last(commits, total)["loss"].mean())
 
 
 def _last(commits: pd.DataFrame, total: int) -> pd.DataFrame:
