@@ -77,7 +77,7 @@ def test_list_has_a_line_for_each_study(told):
     assert all(len(line) <= 120 for line in out)
     names = {name for name, _ in lines}
     assert {"compare", "plan", "staleness"} <= names and "stability" not in names
-    assert [line.split()[0] for line in (of_papers[4], of_papers[-1])] == ["gem", "windows"]
+    assert {"gem", "windows"} <= {line.split()[0] for line in of_papers[1:] if line}
     code, members, _ = told("gem")
     listed = {line.split()[0] for line in members[2:]}
     assert code == 0 and names - {"gem"} | listed == set(SHIPPED)
