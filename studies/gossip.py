@@ -27,7 +27,7 @@ from asyncsim.replays.attacked import require_attackable
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun, meet
 from asyncsim.study.comparison import Comparison, final_accuracy
-from asyncsim.study.config import SERVER, CellConfig, TopologyLike
+from asyncsim.study.config import SERVER, StudyConfig, TopologyLike
 from asyncsim.study.loading import own_file
 from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.study.target import Target
@@ -71,7 +71,7 @@ class Options(ComparisonConfig):
             points = [{**point, "split": point["split"] or np.inf} for point in points]
         return [point for i, point in enumerate(points) if point not in points[:i]]
 
-    def at(self, *, topology: str = SERVER, **values: Any) -> CellConfig:
+    def at(self, *, topology: str = SERVER, **values: Any) -> StudyConfig:
         """Return the options of a cell; without a server there is no service."""
         if np.isinf(values.get("split") or 0):
             values["split"] = None
@@ -160,12 +160,12 @@ def _with_slow_link(cluster: Cluster, factor: float) -> Cluster:
         first = tuple(map(scale, first)) if isinstance(first, tuple) else scale(first)
         return per_worker([first, *rest])
 
-    slowed: dict[str, Any] = {}
+    ways: dict[str, Any] = {}
     if cluster.latency != Constant(0.0):
-        slowed["latency"] = slower(cluster.latency, lambda law: scaled(law, factor))
+        ways["latency"] = slower(cluster.latency, lambda law: scaled(law, factor))
     if cluster.bandwidth is not None:
-        slowed["bandwidth"] = slower(cluster.bandwidth, lambda rate: rate / factor)
-    return dataclasses.replace(cluster, **slowed)
+        ways["bandwidth"] = slower(cluster.bandwidth, lambda rate: rate / factor)
+    return dataclasses.replace(cluster, **ways)
 
 
 def consensus(job: CellRun, run: Run, trace: Trace) -> Mapping[str, float]:

@@ -162,7 +162,7 @@ class Estimate(NamedTuple):
     step_error: float
 
 
-def run(config: Config) -> Result:
+def run(config: Options) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
     config.say_ignored(_IGNORED, "here")

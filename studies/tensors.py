@@ -20,7 +20,7 @@ from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
 from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results, final_loss
-from asyncsim.study.config import CellConfig
+from asyncsim.study.config import StudyConfig
 from asyncsim.study.sweep import ComparisonConfig, preset
 
 TABLE = "tensors.csv"
@@ -37,7 +37,7 @@ class Options(ComparisonConfig):
     every worker.
     """
 
-    def at(self, **values: Any) -> CellConfig:
+    def at(self, **values: Any) -> StudyConfig:
         """Return the options of a cell, whose workers divide the batch."""
         options = super().at(**values)
         if self.effective_batch is None:

@@ -79,7 +79,7 @@ class ComparisonConfig(TargetOptions, CellConfig):
             dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())
         ]
 
-    def at(self, **values: Any) -> CellConfig:
+    def at(self, **values: Any) -> StudyConfig:
         """Return the options of a cell; of other options with several values the first."""
         first = {name: several[0] for name, several in self.varied.items()}
         options: dict[str, Any] = {**vars(self), **first, **values}
