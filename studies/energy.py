@@ -19,7 +19,7 @@ import pandas as pd
 from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.replays.run import Run
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import present, read
 from asyncsim.study.outcome import FINAL_SHARE, energy_ratios
@@ -167,7 +167,7 @@ def tensor_energies(run: Run) -> pd.DataFrame:
     return table
 
 
-def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> str:
+def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     """Format the printed table from the summary, the compliance table and the curves."""
     rows = []
     for (method, workers), runs in summary.groupby(["method", "workers"], sort=False):
@@ -191,7 +191,7 @@ def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> 
                 **last[_SHARES].mean(),
             }
         )
-    return text_of(pd.DataFrame(rows))
+    return titled(pd.DataFrame(rows))
 
 
 def _verdict(summary: pd.DataFrame) -> str:

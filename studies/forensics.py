@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from asyncsim.base.console import VERDICT, counted, note
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_choice, require_nonnegative
 from asyncsim.drawing.curves import Curve, curve_of
 from asyncsim.methods import Method
@@ -42,7 +42,7 @@ from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import load_file, shipped
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
@@ -160,12 +160,14 @@ def run(config: Config) -> Result:
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = fit(read(folder, "forensics"), targets, config.fitted)
             sought = None if published else config.hidden[:2]
-            text = (
-                "deviation from the curves to be fitted "
-                f"({source})\n{_deviations(table)}\n\n{verdict(table, sought)}\n"
+            present(
+                folder,
+                {"target.csv": _as_table(targets), "fit.csv": table},
+                f"deviation from the curves to be fitted ({source})",
+                _deviations(table),
+                *outcomes(folder, summary, ("method", *_POINT, "workers")),
+                verdict=verdict(table, sought),
             )
-            tables = {"target.csv": _as_table(targets), "fit.csv": table}
-            present(folder, tables, text, outcomes(folder, summary, ("method", *_POINT, "workers")))
 
         def follow(folder: Path, summary: pd.DataFrame) -> list[Cell]:
             points = choose(fit(read(folder, "forensics"), targets, config.fitted))
@@ -267,15 +269,15 @@ def verdict(table: pd.DataFrame, sought: tuple[float, float] | None = None) -> s
     all_scores = scores(table)
     ranked = _ranked(all_scores)
     if ranked.empty:
-        return f"{VERDICT}none, because at no cluster all methods have comparable curves"
+        return "none, because at no cluster all methods have comparable curves"
     chosen, off = ranked.index[0], ranked**0.5
     lines = [
+        _held_out_verdict(table, all_scores, chosen),
         f"preferred of {counted(len(off), 'cluster')}, over all methods: {_cluster_text(chosen)}, "
-        f"with a deviation of {off.iloc[0]:.4g}"
+        f"with a deviation of {off.iloc[0]:.4g}",
     ]
     if len(off) > 1:
-        lines[0] += f"; next: {_cluster_text(off.index[1])}, with {off.iloc[1]:.4g}"
-    lines.append(f"{VERDICT}{_held_out_verdict(table, all_scores, chosen)}")
+        lines[1] += f"; next: {_cluster_text(off.index[1])}, with {off.iloc[1]:.4g}"
     if sought is not None:
         missed = "is not recovered: its curves do not distinguish it from others"
         if not (table[_CLUSTER] == list(sought)).all(axis=1).any():
@@ -320,8 +322,8 @@ def _cluster_text(cluster: tuple[float, float]) -> str:
     return "service {:g} s, CV {:g}".format(*cluster)
 
 
-def _deviations(table: pd.DataFrame) -> str:
-    """Format the deviations at the chosen points as a table."""
+def _deviations(table: pd.DataFrame) -> str | pd.DataFrame:
+    """Tabulate the deviations at the chosen points."""
     parts = []
     for point, names in choose(table).items():
         selected = (table[_POINT] == list(point)).all(axis=1) & table["method"].isin(names)
@@ -336,7 +338,7 @@ def _deviations(table: pd.DataFrame) -> str:
     wide = rows.pivot(index=["method", *_POINT], columns="workers", values="deviation")[
         rows["workers"].unique()
     ]
-    return text_of(wide.reset_index())
+    return titled(wide.reset_index())
 
 
 def _published(cell: Cell, config: Config) -> dict[tuple[str, int], pd.Series]:

@@ -31,7 +31,7 @@ from asyncsim.methods import Method
 from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.attacked import require_attackable
 from asyncsim.study.cell import Cell, meet
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import MethodLike, StudyConfig, TopologyLike
 from asyncsim.study.entries import from_file
 from asyncsim.study.finished import present, read
@@ -110,7 +110,7 @@ class Config(TargetOptions, StudyConfig):
             raise InputError(
                 f"topology = {', '.join(names)}: one comes twice, or is called {SERVER!r} or "
                 f"{ALL_REDUCE!r}; give each once, and matrices other names: "
-                "adjacency(matrix, name=...)"
+                "adjacency(matrix, label=...)"
             )
         return dict(zip(names, topologies, strict=True))
 
@@ -162,7 +162,7 @@ class _ClusterConfig(StudyConfig):
             topology = as_topology(self.topology)
             if self.slow_link != 1 and self.workers > 1:
                 link = (0, topology.neighbours(self.workers)[0][0], self.slow_link)
-                topology = slow_links(topology, [*(topology.slow or ()), link])
+                topology = slow_links(topology, [link])
             # The service has a default that must not apply here; the server's other options are
             # refused by name.
             return dataclasses.replace(cluster, service=Constant(0.0), topology=topology)
@@ -377,7 +377,7 @@ def _conclude(
     lines = [
         f"{setting}; time and gradients until {goal.criterion()}; consensus distance: mean "
         "squared distance of the replicas from their mean; gap: spectral gap of the topology",
-        text_of(printed, [name for name in printed if name not in ("seeds", "diverged")]),
+        titled(printed, [name for name in printed if name not in ("seeds", "diverged")]),
         *left_out,
     ]
     if table["seeds"].max() == 1:

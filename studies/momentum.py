@@ -32,7 +32,7 @@ from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -186,7 +186,7 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = read_table(folder / TABLES[0])
-            present(folder, {}, report(table), verdict=_verdict(table))
+            present(folder, {}, *report(table), verdict=_verdict(table))
 
         return run_jobs("momentum", config, record, jobs, executor, conclude)
 
@@ -299,8 +299,8 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
     return Estimate(float(momentum), float(errors[0]), float(step), float(errors[1]))
 
 
-def report(momentum: pd.DataFrame) -> str:
-    """Format the printed table, with standard errors."""
+def report(momentum: pd.DataFrame) -> list[str | pd.DataFrame]:
+    """Return the printed table, with standard errors."""
     workers = momentum["workers"]
     printed = momentum.assign(
         momentum_measured=_with_error(momentum["momentum_measured"], momentum["standard_error"]),
@@ -311,11 +311,11 @@ def report(momentum: pd.DataFrame) -> str:
         path_off=_with_error(momentum["path_off"], momentum["path_error"]),
         assumptions_hold=momentum["assumptions_hold"].map({True: "yes", False: "no"}),
     )
-    return (
-        f"{text_of(printed, _PRINTED, digits=4)}\n"
-        "(path off: root mean square distance of the mean path from theory; assumed: theory's "
-        "assumptions hold)"
-    )
+    return [
+        titled(printed, _PRINTED, digits=4),
+        "path off: root mean square distance of the mean path from theory; assumed: theory's "
+        "assumptions hold",
+    ]
 
 
 def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:

@@ -33,7 +33,7 @@ from asyncsim.problems import POLICY_PROBLEMS, PolicyProblem
 from asyncsim.replays.post_training import replay_members
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, Columns, text_of
+from asyncsim.study.columns import Column, Columns, titled
 from asyncsim.study.config import MOST_SEEDS, JobOptions
 from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
@@ -280,7 +280,7 @@ def _conclude(
     present(
         folder,
         tables,
-        *_texts(config, clusters, tables),
+        *_parts(config, clusters, tables),
         verdict=answer(tables),
         example=(f"{queue}, seed 0", trace),
     )
@@ -489,9 +489,9 @@ def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()
 
 
-def _texts(
+def _parts(
     config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.DataFrame]
-) -> list[str]:
+) -> list[str | pd.DataFrame]:
     queues = tables[QUEUES]
     seeds = over_seeds(config.seeds, "means over")
     about = f"{_about(config, clusters)}; {seeds}, after the first fifth of the updates"
@@ -508,11 +508,11 @@ def _texts(
         Column("length_trained", "trained (s)"),
         "limit",
     ]
-    texts = [about, text_of(queues, shown), _LEGEND]
+    parts: list[str | pd.DataFrame] = [about, titled(queues, shown), _LEGEND]
     if config.seeds == 1:
-        texts.append("one seed cannot show the noise; give --seeds 3 or more")
+        parts.append("one seed cannot show the noise; give --seeds 3 or more")
     if SPLIT in tables:
-        texts += ["", f"{config.split} accelerators divided, by time alone; the quickest first"]
+        parts += [f"{config.split} accelerators divided, by time alone; the quickest first"]
         own = [
             "queue",
             "generating",
@@ -523,14 +523,14 @@ def _texts(
             shown[4],
             "limit",
         ]
-        texts.append(text_of(tables[SPLIT].head(10), own))
+        parts.append(titled(tables[SPLIT].head(10), own))
     if REWARDS in tables:
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
         what = "reward at the end, each correction at its best rate; time to a reward of"
         origin = "half way from the start to the best final reward"
         origin = origin if config.target is None else "--target"
-        texts += ["", f"{config.problem}: {what} {target} ({origin})"]
+        parts += [f"{config.problem}: {what} {target} ({origin})"]
         shown_rewards = rewards.assign(reward=spread(rewards, "reward"))
         columns: Columns = [
             "queue",
@@ -542,16 +542,16 @@ def _texts(
         ]
         if config.by_length:
             columns += [Column(f"reward_q{part}", f"q{part}") for part in range(1, 5)]
-        texts.append(text_of(shown_rewards, columns))
+        parts.append(titled(shown_rewards, columns))
         if config.by_length:
-            texts.append(
+            parts.append(
                 f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the "
                 "shortest"
             )
         named = [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]
         if edge := at_the_edge(rewards, config.tune, named):
-            texts.append(edge)
-    return texts
+            parts.append(edge)
+    return parts
 
 
 def answer(tables: dict[str, pd.DataFrame]) -> str:

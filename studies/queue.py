@@ -10,7 +10,7 @@ At paper scale about 230,000 commits of MNIST's network: twenty minutes on two c
 
 import pandas as pd
 
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.sweep import preset
 from asyncsim.traces.trace_summary import per_worker
@@ -57,7 +57,7 @@ def ranks(table: Results) -> Further:
     means = sums[list(_COLUMNS.values())].div(sums["share"], axis=0)
     means = means.join(sums[["share", "never_commit"]] / rows["seed"].nunique())
     text = "means over commits; never commit: workers without any"
-    return {"ranks.csv": rows}, [f"{text}\n{text_of(means.reset_index())}\n"]
+    return {"ranks.csv": rows}, [text, titled(means.reset_index())]
 
 
 run = Comparison("queue", measure=final_loss, further=ranks).run

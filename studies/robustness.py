@@ -6,7 +6,7 @@ attacks. Prints the test accuracy in the worst case, and the weight of the Byzan
 writes traces, runs, tables and figures. Heterogeneous data: --problem "digits(split=0.1)".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from asyncsim.problems import Problem
 from asyncsim.problems.problem import measures
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.config import RuleLike, StudyConfig
 from asyncsim.study.entries import from_file
@@ -99,7 +99,7 @@ def _with_workers(attack: str, count: int) -> str:
         raise InputError(
             f"attack = {attack!r}: its workers follow from --byzantine; leave them out"
         )
-    text = str(call._replace(named=(("workers", count), *call.named), brackets=True))
+    text = str(replace(call, named=(("workers", count), *call.named), brackets=True))
     return f"{file}:{text}" if file else text
 
 
@@ -163,7 +163,7 @@ def _substituted(node: Any, f: int) -> Any:
     if node.name == "f" and not node.brackets:
         return f
     named = tuple((name, _substituted(value, f)) for name, value in node.named)
-    return node._replace(positional=tuple(_substituted(v, f) for v in node.positional), named=named)
+    return replace(node, positional=tuple(_substituted(v, f) for v in node.positional), named=named)
 
 
 def outcome(job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def worst_cases(table: Results) -> Further:
     )
     wide = wide.rename(columns=lambda count: f"{count} Byzantine" if count else "no attack")
     text = "test accuracy in the worst case over the attacks, each rule at its best rate"
-    return {}, [f"{text}\n{text_of(wide.reset_index())}\n"]
+    return {}, [text, titled(wide.reset_index())]
 
 
 def accuracy(config: Options, problem: Problem) -> Measure:

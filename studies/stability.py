@@ -25,16 +25,16 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.calls import write
-from asyncsim.base.console import VERDICT, counted, note, number_text, tell
+from asyncsim.base.console import counted, note, number_text, tell
 from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
-from asyncsim.study.finished import read, report
+from asyncsim.study.columns import titled
+from asyncsim.study.finished import outcomes, present, read
 from asyncsim.study.jobs import Job, Tables, measurement
-from asyncsim.study.outcome import FINAL_SHARE
+from asyncsim.study.outcome import FINAL_SHARE, leading
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 #: Files with the limits, and with the runs behind them.
@@ -147,11 +147,13 @@ def _counts(maximum: int) -> list[int]:
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
+    by = ("learning_rate", "method", "workers")
+    parts: list[str | pd.DataFrame] = []
+    verdict = leading(summary, by)
     if (folder / TABLES[0]).exists():
         finished = read(folder, "stability")
         limits = finished.table(TABLES[0])
-        print(f"{limits_report(finished.config['problem'], limits)}\n")
-        print(f"{VERDICT}{_verdict(limits)}\n")
+        parts, verdict = limits_report(finished.config["problem"], limits), _verdict(limits)
         slow = too_slow(finished.table(TABLES[1]))
         if slow:
             note(
@@ -159,7 +161,7 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
                 "limits assume one "
                 "change from stable to unstable: if runs are too short to learn, give more steps"
             )
-    report(folder, summary, ("learning_rate", "method", "workers"))
+    present(folder, {}, *parts, *outcomes(folder, summary, by), verdict=verdict)
 
 
 def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, Any]:
@@ -337,8 +339,8 @@ def _verdict(table: pd.DataFrame) -> str:
     return "; ".join(clauses)
 
 
-def limits_report(problem: str, table: pd.DataFrame) -> str:
-    """Format ``limits.csv`` for printing, with a line that explains its signs."""
+def limits_report(problem: str, table: pd.DataFrame) -> list[str | pd.DataFrame]:
+    """Return ``limits.csv`` for printing, with a line that explains its signs."""
     printed = pd.DataFrame([_limit_texts(row) for row in table.to_dict("records")])
     seeds = table.get("seeds", pd.Series(dtype=float)).dropna()  # missing for a failed search
     seed_text = f", {counted(int(seeds.max()), 'seed')}" if len(seeds) else ""
@@ -346,8 +348,7 @@ def limits_report(problem: str, table: pd.DataFrame) -> str:
     signs = [
         meaning for sign, meaning in _SIGNS.items() if any(text.startswith(sign) for text in cells)
     ]
-    lines = [f"limits of stability, {problem}{seed_text}", text_of(printed), "; ".join(signs)]
-    return "\n".join(filter(None, lines))
+    return [f"limits of stability, {problem}{seed_text}", titled(printed), "; ".join(signs)]
 
 
 def _limit_texts(row: Mapping[Any, Any]) -> dict[str, str]:

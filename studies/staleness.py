@@ -50,28 +50,28 @@ def run(config: Config) -> Result:
 
 def report(
     cluster: Cluster, methods: list[Method], problem: str, summary: pd.DataFrame, attack: Any = None
-) -> str:
-    """Format the printed tables: each timing against theory, and the methods side by side."""
+) -> list[str | pd.DataFrame]:
+    """Return the printed tables: each timing against theory, and the methods side by side."""
     groups = timings(cluster, methods)
-    lines = []
+    parts: list[str | pd.DataFrame] = []
     for timing, names in groups.items():
         traces = summary[summary["method"].isin(names)].drop_duplicates("trace_file")
         if len(traces):
             method_names = f" of {', '.join(names)}" if len(groups) > 1 else ""
-            lines += [f"{describe(timing, attack)}; {counted(len(traces), 'trace')}{method_names}"]
-            rows = _table(timing, traces)
-            lines += [
-                f"  {name:<24} {measured:<24} {theory}".rstrip() for name, measured, theory in rows
+            parts += [
+                f"{describe(timing, attack)}; {counted(len(traces), 'trace')}{method_names}",
+                pd.DataFrame(
+                    _table(timing, traces), columns=["", "measured", "theory, in the long run"]
+                ),
             ]
-            lines.append("")
-    return "\n".join([*lines, f"{problem}, {averaged(summary)}", outcome_table(summary)])
+    return [*parts, f"{problem}, {averaged(summary)}", *outcome_table(summary)]
 
 
 def _conclude(cell: Cell, attack: Any, folder: Path, summary: pd.DataFrame) -> None:
     present(
         folder,
         {},
-        report(cell.cluster, cell.methods, cell.problem.name, summary, attack),
+        *report(cell.cluster, cell.methods, cell.problem.name, summary, attack),
         verdict=leading(summary),
     )
 
@@ -122,7 +122,7 @@ def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]
         rows.append(
             ("computations lost", f"{mean['discarded_share'] + mean['cancelled_share']:.3f}", "")
         )
-    return [("", "measured", "theory, in the long run"), *rows]
+    return rows
 
 
 def _other_shares(mean: pd.Series) -> list[tuple[str, str, str]]:

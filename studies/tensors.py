@@ -19,7 +19,7 @@ from asyncsim.base.errors import InputError, require_count
 from asyncsim.replays.check import check_method
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
@@ -118,8 +118,8 @@ def medians(run: Run) -> pd.DataFrame:
     return table
 
 
-def report(table: pd.DataFrame) -> str:
-    """Format each tensor's mean of the medians over each quarter of the runs."""
+def report(table: pd.DataFrame) -> pd.DataFrame:
+    """Tabulate each tensor's mean of the medians over each quarter of the runs."""
     ends = table.groupby(["workers", "method"])["commit"].transform("max") + 1
     quarter = (_PARTS * table["commit"] // ends).map(lambda part: f"{part + 1}/{_PARTS}")
     keys = [table[name] for name in ("method", "tensor", "workers")]
@@ -130,7 +130,7 @@ def report(table: pd.DataFrame) -> str:
     )
     printed = wide.reset_index()
     printed["tensor"] = printed["tensor"].map(tensor_label)
-    return text_of(printed)
+    return titled(printed)
 
 
 def _verdict(table: pd.DataFrame) -> str:
@@ -146,6 +146,7 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     present(
         folder,
         {TABLE: table},
-        f"median of pi, means over {_PARTS} parts of the run\n{report(table)}",
+        f"median of pi, means over {_PARTS} parts of the run",
+        report(table),
         verdict=_verdict(table),
     )

@@ -39,7 +39,7 @@ from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import start
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import as_column, axis_of, text_of
+from asyncsim.study.columns import as_column, axis_of, titled
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
@@ -216,13 +216,13 @@ def _conclude(problem: Problem, folder: Path, summary: pd.DataFrame) -> None:
     # The columns are explicit, because a single method has no pairs.
     efficiency = pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY)
     tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
-    text = report(finished, grid, efficiency)
+    parts = report(finished, grid, efficiency)
     if "agn" in set(grid["method"]) and grid["window"].nunique() > 1:
-        text += (
-            "\n\nAGN's window of the highest training accuracy, and the thesis' heuristic\n"
-            f"{text_of(best_windows(grid, problem))}"
-        )
-    present(folder, dict(zip(TABLES, tables, strict=True)), text, verdict=_verdict(grid))
+        parts += [
+            "AGN's window of the highest training accuracy, and the thesis' heuristic",
+            titled(best_windows(grid, problem)),
+        ]
+    present(folder, dict(zip(TABLES, tables, strict=True)), *parts, verdict=_verdict(grid))
 
 
 def _verdict(grid: pd.DataFrame) -> str:
@@ -238,30 +238,33 @@ def _verdict(grid: pd.DataFrame) -> str:
     return f"with {workers} the {axis_of(column)} is highest for {', '.join(best)}"
 
 
-def report(finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame) -> str:
-    """Format the final accuracies and the temporal efficiencies by workers and window."""
+def report(
+    finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame
+) -> list[str | pd.DataFrame]:
+    """Tabulate the final accuracies and the temporal efficiencies by workers and window."""
     problem, seeds = finished.config["problem"], counted(int(grid["seeds"].max()), "seed")
     diverged = int(grid["diverged"].sum())
     diverged_text = f"; {counted(diverged, 'run')} diverged, counted until then" if diverged else ""
-    parts = [f"{problem}, {seeds}{diverged_text}"]
+    parts: list[str | pd.DataFrame] = [f"{problem}, {seeds}{diverged_text}"]
     for column in _PRINTED:
         if column in grid:
-            text = _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column)
-            parts.append(
+            parts += [
                 f"final {as_column(column).title} of the central variable (%), by workers and "
-                f"window\n{text}"
-            )
+                "window",
+                _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column),
+            ]
     if len(efficiency):
         pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
-        parts.append(
-            f"temporal efficiency, by workers and window\n{_by_window(pairs, 'pair', 'efficiency')}"
-        )
-    return "\n\n".join(parts)
+        parts += [
+            "temporal efficiency, by workers and window",
+            _by_window(pairs, "pair", "efficiency"),
+        ]
+    return parts
 
 
-def _by_window(table: pd.DataFrame, label: str, column: str) -> str:
+def _by_window(table: pd.DataFrame, label: str, column: str) -> pd.DataFrame:
     wide = table.pivot_table(column, [label, "workers"], "window", sort=False)
-    return text_of(wide.rename(columns=str).reset_index(), digits=4)
+    return titled(wide.rename(columns=str).reset_index(), digits=4)
 
 
 def _grid(

@@ -147,12 +147,12 @@ def test_the_verdict_names_the_best_and_what_equals_it():
     question = delays.QUESTIONS["optimizers"]
     question = question._replace(compared=("optimizer",))
     tables = tabulate(runs_of(OPTIMIZERS), ["source", "delay", "optimizer"], FRESH)
-    assert question.verdict(tables.pairs) == "fixed: muon is best, sgd worst (3.32 times)"
+    assert question.verdicts(tables.pairs) == ["fixed: muon is best, sgd worst (3.32 times)"]
     equal = {**OPTIMIZERS, row(optimizer="sgd", **LATE): {0.01: 0.6}}
     tables = tabulate(runs_of(equal), ["source", "delay", "optimizer"], FRESH)
-    assert "; not distinguishable from the best: " in question.verdict(tables.pairs)
+    assert "\nnot distinguishable from the best: " in question.verdicts(tables.pairs)[0]
     tables = tabulate(runs_of(OPTIMIZERS, seeds=1), ["source", "delay", "optimizer"], FRESH)
-    assert question.verdict(tables.pairs) == "one seed: no order"
+    assert question.verdicts(tables.pairs) == ["one seed: no order"]
 
 
 def test_edges_are_those_of_each_variant():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import table_text
+from asyncsim.base.console import in_texts
 
 
 class Column(NamedTuple):
@@ -115,12 +115,10 @@ def without_constants(table: pd.DataFrame, names: Iterable[str]) -> tuple[str, p
     return "".join(texts), table.drop(columns=constant)
 
 
-def text_of(
-    table: pd.DataFrame,
-    columns: Iterable[str | Column] | None = None,
-    digits: int = 3,
-) -> str:
-    """Return some columns of a table as text, one line for each row; ``digits`` as in
-    `table_text`.
+def titled(
+    table: pd.DataFrame, columns: Iterable[str | Column] | None = None, digits: int = 3
+) -> pd.DataFrame:
+    """Return some columns of a table as texts with their printed titles; ``digits``: significant
+    ones of floats.
     """
-    return table_text(with_titles(table, columns), digits)
+    return in_texts(with_titles(table, columns), digits)

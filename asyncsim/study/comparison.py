@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 import optax
 import pandas as pd
 
-from asyncsim.base.console import VERDICT, counted, note
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.methods import METHODS, Method
 from asyncsim.problems.problem import measures
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun, timings
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, titled
 from asyncsim.study.finished import Finished, TheoryValue, present, read, trace_means, with_theory
 from asyncsim.study.outcome import own_measures
-from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
+from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_parts, verdict
 from asyncsim.study.results import RANKING
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, say_at_start
@@ -43,8 +43,8 @@ _LEARNED = ("time_to_target", "gradients_to_target", "final_loss", "train_loss",
 _COSTS = ("first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages")
 #: Parts of the time that failures leave.
 _LOST = ("waiting", "sending", "discarded", "failed", "restoring")
-#: Further tables of a study by the names of their files, and texts.
-Further = tuple[Mapping[str, pd.DataFrame], Sequence[str]]
+#: Further tables of a study by the names of their files, and parts of the report.
+Further = tuple[Mapping[str, pd.DataFrame], Sequence[str | pd.DataFrame]]
 
 
 class Comparison(NamedTuple):
@@ -85,11 +85,12 @@ class Comparison(NamedTuple):
             def conclude(folder: Path, summary: pd.DataFrame) -> None:
                 finished = read(folder, self.name)
                 table = Results(self, config, cells, goal, finished, measure).ranked()
-                tables, texts = self.further(table)
+                tables, parts = self.further(table)
+                verdicts: list[str] = []
                 if table.best is not None:
                     tables = {TABLE: table.best, TUNING: table.rates, **tables}
-                    texts = [table.about(), *texts, *table.texts()]
-                present(folder, tables, *texts)
+                    parts = [table.about(), *parts, *table.parts(verdicts)]
+                present(folder, tables, *parts, verdict=verdicts)
                 if "at_start" in summary and (warning := say_at_start(summary, goal)):
                     note(warning)
 
@@ -178,8 +179,10 @@ class Results(NamedTuple):
             ]
         )
 
-    def texts(self) -> Iterator[str]:
-        """Yield the ranked table and the verdict of each setting, and the best rates at an edge."""
+    def parts(self, verdicts: list[str]) -> Iterator[str | pd.DataFrame]:
+        """Yield the ranked table of each setting, and the best rates at an edge; append the
+        setting's verdict.
+        """
         own = [name for name in own_measures(self.best) if not name.endswith("_sd")]
         columns = (*self.study.columns, *_LEARNED, "test_accuracy", *own, *_COSTS, "gigabytes")
         by = [*self.compared, *self.study.cases, _RATE]
@@ -189,9 +192,10 @@ class Results(NamedTuple):
             rows = group.reset_index(drop=True)
             setting = ", ".join(f"{name} {rows[name].iloc[0]}" for name in self.settings)
             names = [" on ".join(map(str, row)) for row in rows[self.compared].to_numpy()]
-            yield f"{setting}\n{ranked_text(rows, by, self.measure, columns)}".lstrip("\n")
+            yield setting
+            yield from ranked_parts(rows, by, self.measure, columns)
             words = verdict(rows, names, self.measure, what, self.goal, longer)
-            yield f"{VERDICT}{f'{setting}: ' if setting else ''}{words}"
+            verdicts.append(f"{f'{setting}: ' if setting else ''}{words}")
             yield at_the_edge(rows, self.config.tune, names)
 
 
@@ -242,7 +246,7 @@ def clusters_table(table: Results, cluster_costs: Any = None) -> Further:
     """Return and print `costs_of_clusters`."""
     rows = costs_of_clusters(table) if cluster_costs is None else cluster_costs
     text = "means over the traces; parts of the workers' time; theory: commits/s in the long run"
-    return {CLUSTERS: rows}, [f"{text}\n{text_of(rows)}\n"]
+    return {CLUSTERS: rows}, [text, titled(rows)]
 
 
 def costs_of_clusters(

@@ -33,7 +33,7 @@ from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.network import SlowLinkWarning
 from asyncsim.clusters.policy import Policy, as_policy
-from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
+from asyncsim.clusters.workers import HeterogeneityWarning
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, sha256
 
 if TYPE_CHECKING:
@@ -337,30 +337,22 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     parameters.
     """
     sites: tuple[int, ...] = ()
-    """Workers of each site: 16 16. One site by default."""
+    """Workers of each site: 16 16; the server is at the first. One site by default."""
     far_latency: LawLike | None = None
     """Law of a message's time between sites (s). Also a matrix, from each site (row) to each:
     "[[0, 40 ms], [40 ms, 0]]".
     """
     far_bandwidth: BandwidthLike | None = None
     """Bytes per second each way between sites, or a matrix."""
-    server_site: int = 0
-    """Site of the server, from 0."""
     window: int = 1
     """Local steps per communication."""
-    dynamic_window: bool = False
-    """Local steps in proportion to a worker's speed."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
     """Order of a visit. exchange: the update is applied, then read; read_then_write: the read
     misses the update; write_then_read: two visits."""
-    exclusive: bool = True
-    """read_then_write in one visit, not in two."""
     discipline: Discipline = "fifo"
     """Order of service: fifo, lowest_rank (worker index), random, or lock_free (nobody waits)."""
     servers: int = 1
     """Servers that share the parameters equally."""
-    read_blocks: int = 1
-    """Blocks of a read, one after the other. Needs lock_free and write_then_read."""
 
     policy: PolicyLike = "asynchronous"
     """When versions are made and who waits."""
@@ -466,24 +458,12 @@ class StudyConfig(StudyOptions):
             cluster = self._cluster(message_bytes)
         for warning in caught:
             note(str(warning.message))
-        if not self.exclusive and cluster.protocol == "write_then_read":
-            note(
-                "--no-exclusive changes nothing: the visits of write_then_read are always separate"
-            )
         if cluster.workers == 1:
             self.say_ignored(("discipline",), "with one worker")
-        if self.dynamic_window and set(cluster.windows) == {self.window}:
-            note(
-                f"--dynamic-window changes nothing with a window of {self.window}: all workers "
-                "have it"
-            )
         return cluster
 
     def _cluster(self, message_bytes: float | None) -> Cluster:
         compute = self._law("compute")
-        window: int | tuple[int, ...] = self.window
-        if self.dynamic_window and isinstance(compute, list | tuple):  # else all are equally fast
-            window = proportional_windows(compute, self.window)
         policy = as_policy(self.policy)
         # An all-reduce has no server; a service that was asked for is refused by name.
         serverless = policy.collective is not None and not self.changed("service")
@@ -497,17 +477,14 @@ class StudyConfig(StudyOptions):
             if self.bandwidth is not None or self.far_bandwidth is not None
             else None,
             shared_bandwidth=self.shared_bandwidth,
-            window=window,
+            window=self.window,
             protocol=self.protocol,
-            exclusive=self.exclusive,
             discipline=self.discipline,
             servers=self.servers,
-            read_blocks=self.read_blocks,
             policy=policy,
             sites=self.sites or None,
             far_latency=self.far_latency,
             far_bandwidth=self.far_bandwidth,
-            server_site=self.server_site,
             failures=self.failures,
         )
 

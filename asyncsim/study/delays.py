@@ -20,7 +20,7 @@ from asyncsim.problems import Problem
 from asyncsim.replays.check import check_method
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.study import results
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -92,11 +92,11 @@ class Question(NamedTuple):
                     {BEST: tables.best, RATES: tables.rates},
                     f"{problem.name}, training loss at the best rate, "
                     f"{over_seeds(summary['seed'].nunique(), 'geometric means over')}",
-                    text_of(tables.best.drop(columns=["low", "high"])),
+                    titled(tables.best.drop(columns=["low", "high"])),
                     "ratio: of the loss to the reference's, each at its best rate, with its 95 % "
                     "interval; untuned: at the reference's best rate",
                     *self._edges(tables),
-                    verdict=self.verdict(tables.pairs),
+                    verdict=self.verdicts(tables.pairs),
                 )
 
             executor = executor_of(config, [(problem, config.workers)])
@@ -129,14 +129,14 @@ class Question(NamedTuple):
             notices.append(at_the_edge(rows, sorted(set(tried)), names))
         return notices
 
-    def verdict(self, pairs: pd.DataFrame) -> str:
-        """Name the best and the worst row of each setting, and those that equal the best.
+    def verdicts(self, pairs: pd.DataFrame) -> list[str]:
+        """Name the best and the worst row of each setting, and below those that equal the best.
 
         ``pairs``: as in `Tables`.
         """
         if pairs["seed"].nunique() == 1:
-            return "one seed: no order"
-        compared, settings, clauses = list(self.compared), list(self.settings), []
+            return ["one seed: no order"]
+        compared, settings, verdicts = list(self.compared), list(self.settings), []
         pairs = pairs[pairs["delay"] > 0] if self.ranks == "ratio" else pairs
         for _, part in pairs.groupby(settings, sort=False):
             rows = np.exp(part.groupby([*compared, "seed"], sort=False)[self.ranks].mean())
@@ -150,9 +150,9 @@ class Question(NamedTuple):
                 clause += f" is best, {others[-1]} worst ({times} times)"
             pairs_of = zip(others, table["is_apart"].iloc[1:], strict=True)
             if equal := [name for name, is_apart in pairs_of if not is_apart]:
-                clause += f"; not distinguishable from the best: {', '.join(equal)}"
-            clauses.append(clause)
-        return ". ".join(clauses)
+                clause += f"\nnot distinguishable from the best: {', '.join(equal)}"
+            verdicts.append(clause)
+        return verdicts
 
 
 class Tabulated(NamedTuple):

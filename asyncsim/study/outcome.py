@@ -8,7 +8,7 @@ import pandas as pd
 
 from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.replays.run import Run
-from asyncsim.study.columns import axis_of, text_of
+from asyncsim.study.columns import axis_of, titled
 from asyncsim.study.results import SUMMARY
 from asyncsim.traces.trace import Trace
 
@@ -40,14 +40,12 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
         median_rows["commit"] >= min(last["commit"].iloc[0], median_rows["commit"].max())
     ]
     medians = late.groupby("quantity", sort=False)["value"].mean().add_prefix("median_").to_dict()
-    with np.errstate(over="ignore"):  # of losses near the largest number; most such runs diverge
-        loss = last["loss"].mean()
     energies = (
         {"energy_ratio": late_energy_ratio(run.commits, total)}
         if "central_energy" in run.commits
         else {}
     )
-    ended = {"final_loss": loss, **evaluated, **energies, **medians}
+    ended = {"final_loss": late_loss(run.commits, total), **evaluated, **energies, **medians}
     if run.diverged_at is not None:
         ended = dict.fromkeys(ended, np.nan)
     return {
@@ -94,6 +92,12 @@ def late_energy_ratio(commits: pd.DataFrame, total: int) -> float:
     return float((late if len(late) else ratios.tail(1)).median())
 
 
+def late_loss(commits: pd.DataFrame, total: int) -> float:
+    """Return the mean minibatch loss over the last tenth of ``total`` commits."""
+    with np.errstate(over="ignore"):  # of losses near the largest number; most such runs diverge
+        return float(_last(commits, total)["loss"].mean())
+
+
 def _last(commits: pd.DataFrame, total: int) -> pd.DataFrame:
     return commits.tail(max(1, round(FINAL_SHARE * total)))
 
@@ -109,11 +113,13 @@ def own_measures(columns: Iterable[str]) -> list[str]:
     return [name for name in measured if name not in _FIRST]
 
 
-def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:
+def outcome_table(
+    summary: pd.DataFrame, by: Sequence[str] = ("method",)
+) -> list[str | pd.DataFrame]:
     """Return a table of the outcomes of a study's runs, one line for each combination of some
-    columns.
+    columns, and a line below.
 
-    All means are over the finished seeds; the first column counts the diverged seeds. A line below
+    All means are over the finished seeds; the first column counts the diverged seeds. The line
     names the problem's measures for which there is no room.
     """
     specific = own_measures(summary)
@@ -124,8 +130,8 @@ def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str
     means.insert(
         0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}")
     )
-    text = text_of(means.reset_index())
-    return f"{text}\nalso in {SUMMARY}: {', '.join(specific[ROOM:])}" if specific[ROOM:] else text
+    below = f"also in {SUMMARY}: {', '.join(specific[ROOM:])}" if specific[ROOM:] else ""
+    return [titled(means.reset_index()), below]
 
 
 def leading(summary: pd.DataFrame, by: Sequence[str] = ("method",), column: str = "") -> str:

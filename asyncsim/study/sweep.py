@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsim.base.console import each_note_once, note
 from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.study import results
 from asyncsim.study.config import JobOptions, StudyConfig, StudyOptions
 from asyncsim.study.jobs import Job, Result, executor_of, run_jobs
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS
@@ -273,20 +274,15 @@ def run_cells(
         record |= {"target": cells[0].goal.value, "target_of": cells[0].goal.of}
     if any(cell.values for cell in cells):
         record["cells"] = [dict(cell.values) for cell in cells]
+    record[results.NOTES] = weak_attacks(cells)
     traces: dict[Any, str] = {}
     jobs = [*jobs_of(cells, traces), *measure]
     executor = executor_of(config, [(cell.problem, cell.cluster.workers) for cell in cells])
-    weaknesses = [f"note: {text}" for text in weak_attacks(cells)]
-
-    def conclude_with_notes(folder: Path, summary: "pd.DataFrame") -> None:
-        if weaknesses:
-            print("\n".join(weaknesses))
-        conclude(folder, summary)
 
     further = (
         None if follow is None else lambda folder, ended: jobs_of(follow(folder, ended), traces)
     )
-    return run_jobs(study, config, record, jobs, executor, conclude_with_notes, further)
+    return run_jobs(study, config, record, jobs, executor, conclude, further)
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
