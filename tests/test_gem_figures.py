@@ -89,16 +89,6 @@ def test_methods_without_a_number_for_a_rate_are_drawn(tmp_path, rates):
         assert any(axes.lines for axes in figure.axes) and "\u03b7" not in figure.get_suptitle()
 
 
-@pytest.mark.full
-def test_draws_named_figures_and_the_same_bytes_again(results, tmp_path, capsys):
-    first, second = (
-        {path.name: path.read_bytes() for path in gem.draw(results, tmp_path / turn, ["1a", "9"])}
-        for turn in ("first", "second")
-    )
-    assert first == second and set(first) == {"1a.png", "1a.pdf", "9.png", "9.pdf"}
-    assert not capsys.readouterr().out
-
-
 def test_missing_results_are_named_with_their_study_and_cost_and_the_others_drawn(
     results, tmp_path, capsys
 ):

@@ -98,8 +98,7 @@ def kill():
     return killed
 
 
-@pytest.mark.parametrize("step", [29, pytest.param(11, marks=pytest.mark.full)])
-def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step):
+def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step=19):
     study(out="whole")
     number = 0
     while kill(number, study, out=Path("mine")):
@@ -162,8 +161,7 @@ def equal_traces(path: Path, content: bytes) -> bool:
     return traces[0].frame.equals(traces[1].frame) and traces[0].source == traces[1].source
 
 
-@pytest.mark.parametrize("flips", [5, pytest.param(20, marks=pytest.mark.full)])
-def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, flips):
+def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, flips=8):
     study(out="whole")
     whole = files("whole")
     places = [(name, place) for name, content in whole.items() for place in range(len(content))]

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from cases import (
+    ACCELERATED,
     EVERY,
     FORCED,
     METHODS,
@@ -74,44 +75,13 @@ RULES = {
     "a buffer": damped_buffer,
     "combining": combining,
 }
-#: One of each mechanism; the others have their turn in a full run.
-DEFAULT = {
-    "gem, paper",
-    "dana_zero",
-    "aeasgd",
-    "lsgd, groups",
-    "ringleader",
-    "fedbuff",
-    "draws",
-    "lgd",
-}
-#: Methods that scale each message by a number, as damping does, or are in the catalogue themselves.
-ALIKE = {
-    "adaptive_staleness",
-    "batch_sgd",
-    "delay_adaptive",
-    "dynsgd",
-    "rennala",
-    "ringmaster",
-    "softsync",
-}
-ALIKE |= {
-    "adag",
-    "agn",
-    "damping",
-    "rescaled_asgd",
-    "async_local_sgd",
-    "delayed_nesterov",
-    "eamsgd",
-}
-ALIKE |= {
-    "dana_slim",
-    "server_optimizer",
-    "a reply before the commit",
-    "an optimizer on the server",
-    "server memory, backup",
-}
-ALIKE |= {"message with the central variable, and resume"}
+#: A method of each mechanism, in the default run and in a full one; the numbers of every method are
+#: those of its paper in `test_catalogue`.
+DEFAULT = ("gem, paper", "dana_zero", "aeasgd", "lsgd, groups")
+DEFAULT += ("ringleader", "fedbuff", "draws", "lgd")
+FULL = ("zeno_pp", "weight_prediction", "streaming_diloco", "entropy_sgd", "combining")
+FULL += ("a tree as message", "draws, and a reply before the commit", "server memory, velocity")
+FULL += ("local adam", "ringmaster_lmo")
 #: Methods whose replays go through crashes, outages and losses.
 WITH_FAILURES = (
     "gem",
@@ -244,8 +214,8 @@ def assert_the_loop(combination):
         "precision": "float64",
     }
     options |= {"stops": stops, "form": form}
-    # Batches of the sizes that accelerators have.
-    with mock.patch.object(tuning, "_CPU", tuning._ACCELERATOR), np.errstate(invalid="raise"):
+    # Batches are unrolled as an accelerator's.
+    with mock.patch.object(tuning, "_CPU", ACCELERATED), np.errstate(invalid="raise"):
         running = Replay(
             trace, RULES[combination.rule](), TASKS[combination.task](trace.workers), **options
         )
@@ -261,12 +231,7 @@ def assert_the_loop(combination):
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [
-        pytest.param(r, marks=[pytest.mark.full] * (r not in DEFAULT))
-        for r in RULES
-        if r not in ALIKE
-    ],
+    "rule", [*DEFAULT, *(pytest.param(rule, marks=pytest.mark.full) for rule in FULL)]
 )
 @settings(max_examples=1)
 @given(data=st.data())
