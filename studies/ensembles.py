@@ -51,7 +51,6 @@ _OF_TIMES = (
     "sites",
     "far_latency",
     "far_bandwidth",
-    "server_site",
 )
 #: Options that the timing of some methods overrides.
 _OF_NEEDS = ("window", "protocol", "policy")

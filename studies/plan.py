@@ -311,7 +311,6 @@ def _candidate(
         policy = barrier(policy.count, collective)
     if policy.collective is not None:  # an all-reduce has no server
         options |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
-        options["server_site"] = 0
         for name in ("bandwidth", "far_bandwidth"):
             options[name] = _narrower(name, getattr(config, name), len(config.sites))
     options["policy"] = policy
@@ -410,7 +409,6 @@ def _calibrated(config: Config) -> Cluster | None:
         "sites",
         "far_latency",
         "far_bandwidth",
-        "server_site",
     )
     config.say_ignored(ignored, "beside --recording")
     resized = config.changed("workers")

@@ -146,7 +146,6 @@ staleness --workers 4 --sites 2 2 --far-latency [[0,1],[1]] | far_latency = 2 ro
 staleness --workers 4 --sites 2 2 --far-latency [[1,1],[1,0]] | far_latency[0][0] = 1: must be 0, as latency holds
 staleness --workers 4 --sites 1 1 2 --far-latency [[0,40ms],[40ms,0]] | a matrix of 2 sites: there are 3 sites
 gossip --workers 4 --sites 2 2 --far-latency [[0,1],[1,0]] | far_latency = a matrix of 2 sites: needs a server
-staleness --workers 4 --sites 2 2 --server-site 2 | server_site = 2: sites are counted from 0, and the cluster has 2
 scaling --nodes 4 4 | nodes = 4, 4: one comes twice
 scaling --nodes 0 | nodes = 0: must be at least 1
 scaling --nodes 4 1000000000001 | nodes = 1000000000001: must be at most 1,000,000,000,000

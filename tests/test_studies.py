@@ -595,7 +595,7 @@ def test_a_round_of_each_collective_by_hand(method, collective, seconds, sent):
 
 def test_a_lone_worker_has_no_network():
     for method in ("sgd", "entropy_sgd"):
-        far = dict(sites=(1, 2), far_latency="2", server_site=1, bandwidth=40.0, message_bytes=80.0)
+        far = dict(sites=(1, 2), far_latency="2", bandwidth=40.0, message_bytes=80.0)
         window = methods.METHODS[method]().timing.window or 1
         measured = _round((method,), workers=3, latency="0.5", service="0.25", **far)
         assert measured == (pytest.approx(window + 0.25), 0, 0)

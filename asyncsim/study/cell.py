@@ -53,7 +53,6 @@ _ALONE = {
     "sites": None,
     "far_latency": None,
     "far_bandwidth": None,
-    "server_site": 0,
     "far_every": 1,
 }
 
@@ -153,9 +152,9 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
         for name in ("latency", "bandwidth"):
             if isinstance(value := getattr(cluster, name), PerWorker):
                 needs[name] = value.first(needs["workers"])
-        if cluster.sites is not None:  # the sites of the first workers and of the server
+        if cluster.sites is not None:  # the sites of the first workers
             remaining = np.diff(np.minimum(np.cumsum((0, *cluster.sites)), needs["workers"]))
-            count = max(cluster.server_site, np.flatnonzero(remaining)[-1]) + 1
+            count = np.flatnonzero(remaining)[-1] + 1
             needs["sites"] = tuple(remaining[:count].tolist())
             for name in ("far_latency", "far_bandwidth"):
                 if is_matrix(value := getattr(cluster, name)):

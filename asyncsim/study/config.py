@@ -173,7 +173,7 @@ class JobOptions:
         return {
             "study": study,
             **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: dict(self.study_file),
+            results.FILES: {**files_of(options), **self.study_file},
             **{name: plain(value) for name, value in options.items()},
             **{f"{name}_sha256": sha256(file.read_bytes()) for name, file in files.items()},
             "versions_of": package_versions(),
@@ -337,15 +337,13 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     parameters.
     """
     sites: tuple[int, ...] = ()
-    """Workers of each site: 16 16. One site by default."""
+    """Workers of each site: 16 16; the server is at the first. One site by default."""
     far_latency: LawLike | None = None
     """Law of a message's time between sites (s). Also a matrix, from each site (row) to each:
     "[[0, 40 ms], [40 ms, 0]]".
     """
     far_bandwidth: BandwidthLike | None = None
     """Bytes per second each way between sites, or a matrix."""
-    server_site: int = 0
-    """Site of the server, from 0."""
     window: int = 1
     """Local steps per communication."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
@@ -487,7 +485,6 @@ class StudyConfig(StudyOptions):
             sites=self.sites or None,
             far_latency=self.far_latency,
             far_bandwidth=self.far_bandwidth,
-            server_site=self.server_site,
             failures=self.failures,
         )
 
