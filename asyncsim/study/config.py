@@ -176,7 +176,7 @@ class JobOptions:
         return {
             "study": study,
             **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: dict(self.study_file),
+            results.FILES: {**files_of(options), **self.study_file},
             **{name: plain(value) for name, value in options.items()},
             **{f"{name}_sha256": sha256(file.read_bytes()) for name, file in files.items()},
             "versions_of": package_versions(),
