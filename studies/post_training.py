@@ -33,7 +33,7 @@ from asyncsim.replays.post_training import replay_members
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, text_of
-from asyncsim.study.config import MOST_SEEDS, JobOptions
+from asyncsim.study.config import JobOptions
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.ranking import Measure, at_the_edge, means, spread, tuned
@@ -177,7 +177,6 @@ class Config(JobOptions):
                 value = getattr(self, name)
                 raise InputError(f"{name} = {value}: has no effect {reason}; leave it out")
         require_count("steps", self.steps)
-        require_count("seeds", self.seeds, maximum=MOST_SEEDS)
         require_count("split", self.split, 0, 1000)
         if self.target is not None:
             require_number("target", self.target)

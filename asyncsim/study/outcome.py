@@ -9,6 +9,7 @@ import pandas as pd
 from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.replays.run import Run
 from asyncsim.study.columns import axis_of, text_of
+from asyncsim.study.ranking import are_equal
 from asyncsim.study.results import SUMMARY
 from asyncsim.traces.trace import Trace
 
@@ -132,7 +133,8 @@ def leading(summary: pd.DataFrame, by: Sequence[str] = ("method",), column: str 
     """Say in one sentence which method has the lowest mean of a column in each setting.
 
     ``by``: columns that distinguish the means, ``"method"`` among them. ``column``: by default the
-    training loss. Diverged runs are left out; methods of which all runs diverged are named.
+    training loss. Of means that are equal up to round-off none is the lowest. Diverged runs are
+    left out; methods of which all runs diverged are named.
     """
     column = column or next(name for name in ("train_loss", *_FIRST) if name in summary)
     settings = [name for name in by if name != "method" and summary[name].nunique() > 1]
@@ -141,20 +143,19 @@ def leading(summary: pd.DataFrame, by: Sequence[str] = ("method",), column: str 
     words, several = axis_of(column), summary["method"].nunique() > 1
     if means.empty:
         return "all runs diverged"
-    best = means.groupby(level=settings).idxmin() if settings else pd.Series([(means.idxmin(),)])
     winners: dict[str, list[str]] = {}
-    for key in best:
-        *values, method = key if isinstance(key, tuple) else (key,)
+    for values, group in means.groupby(level=settings) if settings else [((), means)]:
+        lowest = group.index.get_level_values("method")[are_equal(group, group.min())]
         place = " and ".join(map(setting_text, settings, values))
-        value = number_text(means[key if len(values) else method])
-        winners.setdefault(method, []).append(f"{value} {place}".strip())
+        method = "no method" if len(lowest) > 1 else lowest[0]
+        winners.setdefault(method, []).append(f"{number_text(group.min())} {place}".strip())
     clauses = [
         f"{method} has the lowest {words}: {_several(places)}"
         if several
         else f"the {words} of {method} is {_several(places)}"
         for method, places in winners.items()
     ]
-    if several and not settings and len(means) > 1:
+    if several and not settings and "no method" not in winners and len(means) > 1:
         second = means.drop(means.idxmin())
         clauses[0] += f", ahead of {second.idxmin()} with {number_text(second.min())}"
     runs = summary.groupby([*settings, "method"], sort=False)["status"]
