@@ -88,7 +88,7 @@ class Config(JobOptions):
         every, lasts, saving = self.seconds
         crash = failures.job_crash(f"exponential({every})", lasts, interval, saving)
         # `Cluster` checks the law; the option's type has forms that mypy does not know there.
-        return Cluster(self.workers, self.compute, policy="barrier()", failures=[crash])  # type: ignore[arg-type]
+        return Cluster(self.workers, self.compute, policy="barrier()", failures=[crash])
 
 
 def run(config: Config) -> Result:

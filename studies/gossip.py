@@ -110,7 +110,7 @@ class Config(TargetOptions, StudyConfig):
             raise InputError(
                 f"topology = {', '.join(names)}: one comes twice, or is called {SERVER!r} or "
                 f"{ALL_REDUCE!r}; give each once, and matrices other names: "
-                "adjacency(matrix, name=...)"
+                "adjacency(matrix, label=...)"
             )
         return dict(zip(names, topologies, strict=True))
 
@@ -162,7 +162,7 @@ class _ClusterConfig(StudyConfig):
             topology = as_topology(self.topology)
             if self.slow_link != 1 and self.workers > 1:
                 link = (0, topology.neighbours(self.workers)[0][0], self.slow_link)
-                topology = slow_links(topology, [*(topology.slow or ()), link])
+                topology = slow_links(topology, [link])
             # The service has a default that must not apply here; the server's other options are
             # refused by name.
             return dataclasses.replace(cluster, service=Constant(0.0), topology=topology)

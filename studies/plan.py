@@ -56,7 +56,7 @@ from asyncsim.study.executor import Executor, Local, LocalProcesses
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, executor_of, measurement, run_jobs
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
-from asyncsim.study.ranking import ONE_SEED, Measure, at_the_edge, means, tuned
+from asyncsim.study.ranking import ONE_SEED, Measure, at_the_edge, means, paired_interval, tuned
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.traces.trace import Trace
@@ -127,7 +127,9 @@ class Config(TargetOptions, StudyConfig):
     extrapolated.
     """
     price: float | None = None
-    """Price of a worker's hour, in any currency."""
+    """Price of an hour of a worker that is present, in any currency."""
+    reserved: bool = False
+    """Count the hours of absent workers, too, as of reserved machines."""
     show: int = 20
     """Printed rows of the table; plan.csv has all."""
 
@@ -423,7 +425,7 @@ def plan_table(
 
     Columns: the choices, and ``name`` with the choices that differ; ``seconds``, ``gradients`` and
     ``versions`` at the horizon; ``cost`` (s), of the horizon or, for a horizon in hours, of a
-    thousand gradients, with ``cost_low`` and ``cost_high``, the range over seeds; ``behind``,
+    thousand gradients, with ``cost_low`` and ``cost_high``, as `_range` says; ``behind``,
     ``behind_low`` and ``behind_high``, the ratio to the first row's cost in the same seed; the
     columns of `asyncsim.study.planning.measure`; ``gigabytes`` (missing if the size of messages is
     unknown), ``worker_hours`` and ``money`` until the horizon; ``theory`` (s), the closed form
@@ -461,15 +463,14 @@ def plan_table(
         [_name(dict(zip(CHOICES, choices, strict=True)), differing) for choices in labels],
     )
     table["seeds"] = groups.size().to_numpy()
-    table["cost_low"], table["cost_high"] = (
-        groups["cost"].min().to_numpy(),
-        groups["cost"].max().to_numpy(),
-    )
+    ranges = [_range(group) for _, group in groups]
+    table["cost_low"], table["cost_high"] = zip(*ranges, strict=True)
     bytes_sent = table["bytes_per_second"] * table["seconds"]
     table["gigabytes"] = (bytes_sent / 1e9).where(
         bytes_sent > 0
     )  # zero: the size of messages is not known
-    table["worker_hours"] = table["seconds"] * workers / _HOUR
+    present = 1.0 if config.reserved else 1.0 - table["away"]
+    table["worker_hours"] = table["seconds"] * workers * present / _HOUR
     if config.price is not None:
         table["money"] = table["worker_hours"] * config.price
     first = table.loc[table.sort_values(["cost", "staleness_mean"], kind="stable").index[0], by]
@@ -485,6 +486,17 @@ def plan_table(
         table[name] = values.to_numpy()
     table["front"] = pareto(table["cost"].to_numpy(), table["staleness_mean"].to_numpy())
     return table.sort_values(["cost", "staleness_mean"], kind="stable", ignore_index=True)
+
+
+def _range(runs: pd.DataFrame) -> tuple[float, float]:
+    """Return the range of the costs over the seeds; with failures and beyond the simulations the
+    95 % interval of their mean.
+    """
+    cost = runs["cost"]
+    if runs["extrapolated"].any() and runs["absences"].any() and len(runs) > 1:
+        interval = paired_interval(cost)
+        return interval.low, interval.high
+    return cost.min(), cost.max()
 
 
 def _name(labels: dict[str, Any], differing: Sequence[str]) -> str:
@@ -703,6 +715,7 @@ def _text(config: Config, table: pd.DataFrame) -> str:
             f"; with failures: a simulation had {table['absences'].min():.0f} to "
             f"{most_absences:.0f} absences"
         )
+        far += "; in brackets the 95 % interval of such a mean" if beyond else ""
     omitted = (
         f"\nand {len(table) - len(printed)} more in {PLAN}" if len(table) > len(printed) else ""
     )

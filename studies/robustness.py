@@ -6,7 +6,7 @@ attacks. Prints the test accuracy in the worst case, and the weight of the Byzan
 writes traces, runs, tables and figures. Heterogeneous data: --problem "digits(split=0.1)".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -99,7 +99,7 @@ def _with_workers(attack: str, count: int) -> str:
         raise InputError(
             f"attack = {attack!r}: its workers follow from --byzantine; leave them out"
         )
-    text = str(call._replace(named=(("workers", count), *call.named), brackets=True))
+    text = str(replace(call, named=(("workers", count), *call.named), brackets=True))
     return f"{file}:{text}" if file else text
 
 
@@ -163,7 +163,7 @@ def _substituted(node: Any, f: int) -> Any:
     if node.name == "f" and not node.brackets:
         return f
     named = tuple((name, _substituted(value, f)) for name, value in node.named)
-    return node._replace(positional=tuple(_substituted(v, f) for v in node.positional), named=named)
+    return replace(node, positional=tuple(_substituted(v, f) for v in node.positional), named=named)
 
 
 def outcome(job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:

@@ -36,13 +36,13 @@ staleness --methods gem(kappa=[1]*1000000) | 1,000,000 combinations; give at mos
 staleness --methods gem(kappa=[]) | a list of values is empty; give one or more
 staleness --methods 3 | methods = '3': not a method; write a name, and its arguments in brackets
 staleness --problem mnist(data_dir=/x) | not a problem; write for example digits(batch_size=8); texts that
-staleness --compute 0 | compute = constant(value=0): a local step must take some time
-staleness --compute -1 | compute = '-1': constant: value = -1.0: must be zero or above (seconds)
-staleness --compute gama(mean=1,cv=1) | did you mean 'gamma'? choose from constant, exponential,
+staleness --compute 0 | compute = constant(value=0): must have a mean above zero and finite
+staleness --compute -1 | compute = '-1': law constant: value = -1: must be zero or above (seconds)
+staleness --compute gama(mean=1,cv=1) | did you mean 'gamma(mean, cv)'? choose from constant(value),
 staleness --compute gamma( | compute = 'gamma('
 staleness --compute [1]*3 | compute = a list of 3 laws: must hold one law per worker, and there are 100
-staleness --service pareto(mean=1,shape=0.5) | service = 'pareto(mean=1,shape=0.5)': pareto: shape = 0.5
-staleness --latency -1 | latency = '-1': constant: value = -1.0: must be zero or above (seconds)
+staleness --service pareto(mean=1,shape=0.5) | service = 'pareto(mean=1,shape=0.5)': law pareto: shape = 0.5
+staleness --latency -1 | latency = '-1': law constant: value = -1: must be zero or above (seconds)
 staleness --latency [1,2,3] | latency = a list of 3 laws: must be one law, or a pair
 staleness --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
 staleness --bandwidth 100Mbps | bandwidth = '100Mbps': unknown unit 'Mbps'; bits or bytes? write Mbit/s or MB/s;
@@ -144,7 +144,7 @@ policies --policy barrier(3,collective=ring) | count = 3: an all-reduce has the 
 policies --policy barrier(collective=ring) --service 1 | an all-reduce has no server; leave service out
 policies --policy barrier(collective=tre) | collective = 'tre': unknown; did you mean 'tree'?
 staleness --workers 4 --sites 2 2 --far-latency [[0,1],[1]] | far_latency = 2 rows of 2, 1 entries: must be square
-staleness --workers 4 --sites 2 2 --far-latency [[1,1],[1,0]] | far_latency[0][0] = 1.0: must be 0, as latency holds
+staleness --workers 4 --sites 2 2 --far-latency [[1,1],[1,0]] | far_latency[0][0] = 1: must be 0, as latency holds
 staleness --workers 4 --sites 1 1 2 --far-latency [[0,40ms],[40ms,0]] | a matrix of 2 sites: there are 3 sites
 gossip --workers 4 --sites 2 2 --far-latency [[0,1],[1,0]] | far_latency = a matrix of 2 sites: needs a server
 staleness --workers 4 --sites 2 2 --server-site 2 | server_site = 2: sites are counted from 0, and the cluster has 2

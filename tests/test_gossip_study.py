@@ -151,7 +151,7 @@ def test_a_slow_link_is_one_of_worker_0():
     )
     assert (
         str(config.at(topology="ring()").make_cluster(2.0).topology)
-        == "slow_links(ring(), [[0, 1, 4]])"
+        == "slow_links(topology=ring(), links=[[0, 1, 4]])"
     )
     server = config.at(topology=gossip.SERVER).make_cluster(2.0)
     assert server.ways[0].means == (2.0, 0.5, 0.5) and server.ways[0].transfer == (1.0, 0.25, 0.25)

@@ -16,6 +16,7 @@ from asyncsim.study.planning import (
     known_cost,
     measure,
 )
+from asyncsim.study.ranking import paired_interval
 
 plan = study.load("plan")
 
@@ -292,6 +293,41 @@ def test_the_best_are_replayed(capsys):
     assert len(figures("plan").plan(finished).axes) == 2
     again, _ = plan.run(dataclasses.replace(config, resume=folder))
     pd.testing.assert_frame_equal(finished.table(plan.PLAN), read(again, "plan").table(plan.PLAN))
+
+
+def test_a_simulation_shorter_than_the_absences_starts_in_the_long_run():
+    cluster = Cluster(16, "gamma(1, 0.3)", failures=["crash(exponential(600), exponential(200))"])
+    costs = [measure(cluster, SIZE, Horizon("gradients", 4e5), 600, seed) for seed in range(6)]
+    long = measure(cluster, SIZE, Horizon("gradients", 4e5), 100_000, 0)
+    mean, low, high = paired_interval(cost["seconds"] for cost in costs)
+    # Without the absent workers of the start the six are a fifth too fast.
+    assert low < long["seconds"] < high and high - low < 0.1 * mean
+    assert all(cost["away"] == pytest.approx(0.25) for cost in costs)
+
+
+def test_absent_workers_cost_nothing_unless_they_are_reserved():
+    config = plan.Config(
+        workers=4,
+        failures=("crash(exponential(60), constant(20))",),
+        gradients=4000,
+        simulate=2000,
+        price=3.0,
+        policy=("asynchronous",),
+        seeds=2,
+    )
+    candidates = plan.make_candidates(config)
+    rows = plan.measure_all(candidates, config.horizon, config.simulate, 2, "rows")["rows"]
+    money = {
+        reserved: plan.plan_table(
+            dataclasses.replace(config, reserved=reserved),
+            candidates,
+            pd.DataFrame(rows).assign(status="finished"),
+        ).iloc[0]
+        for reserved in (False, True)
+    }
+    assert money[True]["money"] == pytest.approx(3 * 4 * money[True]["seconds"] / 3600)
+    assert money[False]["money"] == pytest.approx(money[True]["money"] * (1 - money[True]["away"]))
+    assert money[True]["away"] > 0.1
 
 
 def test_failures_are_time_that_does_not_count():

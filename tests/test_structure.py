@@ -40,7 +40,6 @@ FOR_TYPES = {
         (f"asyncsim.traces.{name}", "asyncsim.traces.trace")
         for name in ("archive", "phases", "rules", "tables", "trace_summary")
     ),
-    ("asyncsim.clusters.cluster_checks", "asyncsim.clusters.cluster"),
     ("asyncsim.simulation.absences", "asyncsim.simulation.world"),
     ("asyncsim.simulation.shards", "asyncsim.simulation.world"),
 }

@@ -398,7 +398,7 @@ def test_no_link_in_a_folder_of_results_is_followed(
         ),
         (["study", *TOY, "--out", "x" * 3_000], "xxx...': has 3000 bytes, at most 2000; give less"),
         (["study", *TOY, "--out", "x" * 300], "': cannot be written: File name too long"),
-        (["study", *TOY, "--compute", f"gama({'x' * 9_000})"], "did you mean 'gamma'?"),
+        (["study", *TOY, "--compute", f"gama({'x' * 9_000})"], "did you mean 'gamma(mean, cv)'?"),
         (
             ["study", *TOY, "--compute", f"gamma({','.join('1' * 9_000)})"],
             "9000 parameters given; write gamma(mean, cv)",

@@ -56,7 +56,7 @@ def mine(own_folders):
 
 
 def test_a_named_matrix_has_its_name_in_titles_and_its_entries_in_files(tmp_path):
-    grid = topologies.adjacency(np.ones((9, 9)), name="my grid")
+    grid = topologies.adjacency(np.ones((9, 9)), label="my grid")
     slow = topologies.slow_links(grid, [[0, 1, 5]])
     assert (repr(grid), repr(slow)) == ("my grid", "slow_links(my grid, [[0, 1, 5]])")
     assert as_topology(str(grid)) == grid and as_topology(str(slow)) == slow
@@ -66,7 +66,7 @@ def test_a_named_matrix_has_its_name_in_titles_and_its_entries_in_files(tmp_path
     trace.save(tmp_path / "trace.parquet")
     assert Trace.load(tmp_path / "trace.parquet").cluster == cluster
     with pytest.raises(InputError, match="name = 'a/b': names folders and files; leave out"):
-        topologies.adjacency(np.ones((2, 2)), name="a/b")
+        topologies.adjacency(np.ones((2, 2)), label="a/b")
 
 
 def test_a_topology_of_a_file_knows_the_workers_and_is_named_after_its_function():

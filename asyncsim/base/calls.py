@@ -6,14 +6,13 @@ the parameters of a function. No text is ever executed.
 """
 
 import ast
-import dataclasses
 import functools
 import inspect
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from asyncsim.base.errors import InputError, choices_like, require_choice, shown
 from asyncsim.base.units import quoted
@@ -26,7 +25,8 @@ _LONGEST_PART = 60
 _UNIT = re.compile(r"\d\s*(?!e[-+]?\d)[^\W\d_]", re.IGNORECASE)
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True)
+class Call:
     """A name with its arguments; ``brackets``: whether they were written, possibly empty."""
 
     name: str
@@ -35,14 +35,8 @@ class Call(NamedTuple):
     brackets: bool = False
 
     def __str__(self) -> str:
-        def quoted_or_plain(value: Any) -> str:
-            is_phrase = isinstance(value, str) and not value.isidentifier()
-            return repr(value) if is_phrase else write(value)
-
-        arguments = [
-            *map(quoted_or_plain, self.positional),
-            *(f"{name}={quoted_or_plain(value)}" for name, value in self.named),
-        ]
+        named = (f"{name}={quoted_phrase(value)}" for name, value in self.named)
+        arguments = [*map(quoted_phrase, self.positional), *named]
         return f"{self.name}({', '.join(arguments)})" if self.brackets else self.name
 
 
@@ -73,7 +67,7 @@ def read(text: str, expected: str, example: str, units: bool = False) -> Any:
 
 def called(
     argument: str,
-    text: str,
+    text: str | Call,
     functions: Mapping[str, Callable[..., Any]],
     units: bool = False,
     prefixed: bool = False,
@@ -89,12 +83,12 @@ def called(
     InputError
         The text is no call of one of these functions, or the function refuses its parameters.
     """
-    subject = f"{argument} = {shown(text)}"
+    subject = f"{argument} = {shown(str(text))}"
     try:
-        call = read(text, "a call", "", units)
+        call = read(text, "a call", "", units) if isinstance(text, str) else text
     except InputError:
         call = None
-    name = call.name if isinstance(call, Call) else text.partition("(")[0].strip()
+    name = call.name if isinstance(call, Call) else str(text).partition("(")[0].strip()
     if name not in functions:
         raise InputError(
             f"{subject}: unknown; {choices_like(name, map(form_of, functions.values()))}"
@@ -115,27 +109,6 @@ def called(
         if not prefixed:
             raise
         raise InputError(f"{subject}: {str(error).removeprefix(f'{subject}: ')}") from None
-
-
-def from_text(
-    argument: str,
-    value: Any,
-    kind: type,
-    functions: Mapping[str, Callable[..., Any]],
-    module: str,
-    example: str,
-) -> Any:
-    """Return a value of a kind as it is, or call the function that a text names, with units.
-
-    ``functions``: the constructors, all of ``module``; ``example``: a call, for error messages.
-    """
-    if isinstance(value, kind):
-        return value
-    if isinstance(value, str):
-        return called(argument, value, functions, units=True)
-    uncalled = any(value is function for function in functions.values())
-    instead = f"call it, as in {module}{form_of(value)}" if uncalled else f"write {module}{example}"
-    raise InputError(f"{argument} = {value!r:.80}: must be a {argument}; {instead}")
 
 
 def bind(call: Call, target: Any, subject: str, complete: bool = True) -> dict[str, Any]:
@@ -190,28 +163,21 @@ def form_of(target: Any) -> str:
 
 
 def write(value: Any) -> str:
-    """Return the text of a number, a dataclass or a sequence; floats in their shortest exact
-    form.
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (f"{f.name}={write(getattr(value, f.name))}" for f in dataclasses.fields(value))
-        return f"{name_of(type(value))}({', '.join(fields)})"
-    if isinstance(value, tuple | list) and not isinstance(value, Call):
+    """Return the text of a value or a sequence; floats in their shortest exact form."""
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(write, value))}]"
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def quoted_phrase(value: Any) -> str:
+    """Return the text of an argument: as `write`, and a text of several words in quotes."""
+    is_phrase = isinstance(value, str) and not value.isidentifier()
+    return repr(value) if is_phrase else write(value)
 
 
 def name_of(kind: Any) -> str:
     """Return the name of a class on the command line."""
     return kind.__name__.lower()
-
-
-def as_float(number: Any) -> float:
-    """Convert a number to a float; infinity if it is too large."""
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf
 
 
 def split(texts: Any) -> list[Any]:
@@ -292,7 +258,7 @@ def _summands(node: ast.expr) -> list[ast.expr]:
 
 def _repeat(first: Any, second: Any, node: ast.expr, expected: str) -> list[Any]:
     entries, count = (first, second) if isinstance(first, list) else (second, first)
-    if not isinstance(entries, list) or not _is_number(count) or count < 0 or as_float(count) % 1:
+    if not isinstance(entries, list) or not _is_number(count) or count < 0 or count % 1:
         raise InputError(
             f"{_unparsed(node)}: only a list can be repeated, a whole number of times: "
             f"[{expected.removeprefix('a ')}] * 10"

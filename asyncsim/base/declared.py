@@ -16,15 +16,25 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
-from asyncsim.base.calls import Call, bind, name_of, parameters_of, write
+from asyncsim.base.calls import (
+    Call,
+    bind,
+    called,
+    form_of,
+    name_of,
+    parameters_of,
+    quoted_phrase,
+    write,
+)
 from asyncsim.base.errors import (
     InputError,
     require_choice,
     require_count,
     require_fraction,
+    require_list,
     require_nonnegative,
     require_positive,
     require_share,
@@ -101,6 +111,13 @@ def checked(argument: str, value: Any, annotation: Any) -> Any:
     return value
 
 
+def each(check: Callable[[str, Any], Any]) -> Callable[[str, Any], tuple[Any, ...]]:
+    """Return the check of a list, from that of its entries."""
+    return lambda argument, value: tuple(
+        check(f"{argument}[{i}]", entry) for i, entry in enumerate(require_list(argument, value))
+    )
+
+
 def call_text(factory: Callable[..., Any], arguments: dict[str, Any]) -> str:
     """Write the call of a factory, without the arguments that have their default."""
     defaults = {name: entry.default for name, entry in parameters_of(factory).items()}
@@ -170,5 +187,22 @@ class Value:
         return {entry.name: value for entry, value in values.items() if value != entry.default}
 
     def __str__(self) -> str:
-        arguments = (f"{name}={write(value)}" for name, value in self.arguments.items())
+        arguments = (f"{name}={quoted_phrase(value)}" for name, value in self.arguments.items())
         return f"{self.name}({', '.join(arguments)})"
+
+
+def from_text(
+    argument: str, value: Any, kind: type[Value], kinds: Mapping[str, type[Value]], example: str
+) -> Any:
+    """Return a value of a kind as it is, or create the one that a text names, with units.
+
+    ``kinds``: the classes by name; ``example``: a call in Python, for error messages.
+    """
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str):
+        return called(argument, value, kinds, units=True)
+    instead = f"write {example}"
+    if any(value is entry for entry in kinds.values()):
+        instead = f"call it, as in {example.rpartition('.')[0]}.{form_of(value)}"
+    raise InputError(f"{argument} = {value!r:.80}: must be a {kind.kind}; {instead}")

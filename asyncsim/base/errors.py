@@ -66,10 +66,12 @@ def require_number(argument: str, value: Any) -> float:
         raise InputError(f"{argument} = {value!r}: must be a number")
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError):
         raise InputError(f"{argument} = {value!r}: must be a number") from None
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
-        raise InputError(f"{argument} = {value!r}: must be finite")
+        raise InputError(f"{argument} = {value!r:.80}: must be finite")
     return number
 
 

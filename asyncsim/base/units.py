@@ -2,12 +2,13 @@
 bytes/s and bytes.
 """
 
+import functools
 import math
 import re
 from decimal import Decimal, InvalidOperation, Overflow
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from asyncsim.base.errors import InputError, require_positive, shown
+from asyncsim.base.errors import InputError, require_nonnegative, require_positive, shown
 
 
 class Units(NamedTuple):
@@ -92,6 +93,15 @@ def quantity(argument: str, value: Any, units: Units) -> Any:
 def positive(argument: str, value: Any, units: Units) -> float:
     """Return a quantity as a float; raise InputError unless it is finite and above zero."""
     return require_positive(argument, quantity(argument, value, units), units.base)
+
+
+def delay(argument: str, value: Any) -> float:
+    """Return a time (s) as a float; raise InputError unless it is finite and zero or above."""
+    return require_nonnegative(argument, quantity(argument, value, SECONDS), "seconds")
+
+
+Delay = Annotated[float, delay]  #: a time, zero or above
+Duration = Annotated[float, functools.partial(positive, units=SECONDS)]
 
 
 def quoted(text: str) -> str:

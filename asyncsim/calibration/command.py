@@ -7,7 +7,7 @@ from asyncsim.base.files import free_folder, whole_folder, write_csv, write_json
 from asyncsim.calibration.fitting import FAMILIES, KINDS
 from asyncsim.calibration.log import read_visits
 from asyncsim.calibration.prediction import forecast
-from asyncsim.clusters.cluster import as_workers
+from asyncsim.clusters.workers import as_workers
 
 
 def report(
@@ -30,7 +30,7 @@ def report(
         See `read_visits` and `asyncsim.calibrate`; the folder exists; a number is out of range.
     """
     if workers is not None:
-        as_workers(workers)
+        as_workers("workers", workers)
     require_count("runs", runs, minimum=2, maximum=100_000)
     require_count("seed", seed, minimum=0)
     require_choice("law", law, (*KINDS, *FAMILIES))

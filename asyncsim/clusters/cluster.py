@@ -4,28 +4,21 @@ import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from asyncsim.base.console import counted
-from asyncsim.base.declared import Value
-from asyncsim.base.errors import (
-    InputError,
-    require_choice,
-    require_count,
-    require_switch,
-)
+from asyncsim.base.declared import Count, Natural, Value, check_fields
+from asyncsim.base.errors import InputError, require_choice
 from asyncsim.base.markup import card
 from asyncsim.clusters import cluster_checks as checks
 from asyncsim.clusters.cluster_text import entries
 from asyncsim.clusters.collectives import collective_bytes, collective_time
-from asyncsim.clusters.failures import Failure, as_failures
-from asyncsim.clusters.laws import Constant, Law, LawLike, as_law
+from asyncsim.clusters.failures import as_failures
+from asyncsim.clusters.laws import Constant, Law, as_law
 from asyncsim.clusters.network import (
-    Matrix,
     PerWorker,
-    SizeLike,
     Way,
     as_bandwidth,
     as_latency,
@@ -35,11 +28,10 @@ from asyncsim.clusters.network import (
     directed,
     far_values,
     is_matrix,
-    with_mean,
 )
-from asyncsim.clusters.policy import Policy, as_policy, asynchronous
-from asyncsim.clusters.rollouts import Rollouts, as_rollouts
-from asyncsim.clusters.topologies import Topology, as_topology
+from asyncsim.clusters.policy import as_policy, asynchronous
+from asyncsim.clusters.rollouts import as_rollouts
+from asyncsim.clusters.topologies import as_topology
 from asyncsim.clusters.workers import as_compute, as_window, as_workers
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
@@ -149,103 +141,52 @@ class Cluster:
         One message takes longer than a hundred computations.
     """
 
-    workers: int
-    compute: Law | tuple[Law, ...]
-    service: Law = _NO_TIME
-    latency: Law | tuple[Law, Law] | PerWorker = _NO_TIME
-    bandwidth: float | tuple[float, float] | PerWorker | None = None
-    message_bytes: float | tuple[float, float] | None = None
+    # Any: a law, say, may be given as its text.
+    workers: Annotated[int, as_workers]
+    compute: Any
+    service: Annotated[Any, as_law] = _NO_TIME
+    latency: Any = _NO_TIME
+    bandwidth: Any = None
+    message_bytes: Annotated[Any, as_message_bytes] | None = None
     shared_bandwidth: bool = False
-    window: int | tuple[int, ...] = 1
-    protocol: str = "exchange"
+    window: Any = 1
+    protocol: Annotated[str, functools.partial(require_choice, choices=PROTOCOLS)] = "exchange"
     exclusive: bool = True
-    discipline: str = "fifo"
-    read_blocks: int = 1
-    policy: Policy = _ASYNCHRONOUS
-    failures: tuple[Failure, ...] = ()
-    topology: Topology | None = None
-    sites: tuple[int, ...] | None = None
-    far_latency: Law | tuple[Law, Law] | Matrix | None = None
-    far_bandwidth: float | tuple[float, float] | Matrix | None = None
-    server_site: int = 0
-    far_every: int = 1
-    servers: int | tuple[str, ...] = 1
-    rollouts: Rollouts | None = None
-
-    if TYPE_CHECKING:  # the types of arguments are wider than those of the checked fields
-
-        def __init__(
-            self,
-            workers: int,
-            compute: LawLike | Sequence[LawLike] | np.ndarray,
-            service: LawLike = 0.0,
-            latency: LawLike | Sequence[LawLike] | PerWorker = 0.0,
-            bandwidth: SizeLike | PerWorker | None = None,
-            message_bytes: SizeLike | None = None,
-            shared_bandwidth: bool = False,
-            window: int | Sequence[int] | np.ndarray = 1,
-            protocol: str = "exchange",
-            exclusive: bool = True,
-            discipline: str = "fifo",
-            read_blocks: int = 1,
-            policy: Policy | str = _ASYNCHRONOUS,
-            failures: Failure | str | Sequence[Failure | str] = (),
-            topology: Topology | str | None = None,
-            sites: Sequence[int] | None = None,
-            far_latency: LawLike | Sequence[LawLike | Sequence[LawLike]] | PerWorker | None = None,
-            far_bandwidth: SizeLike | Sequence[Sequence[float | str]] | PerWorker | None = None,
-            server_site: int = 0,
-            far_every: int = 1,
-            servers: int | Sequence[str] = 1,
-            rollouts: Rollouts | str | None = None,
-        ): ...
+    discipline: Annotated[str, functools.partial(require_choice, choices=DISCIPLINES)] = "fifo"
+    read_blocks: Count = 1
+    policy: Annotated[Any, lambda argument, value: as_policy(value)] = _ASYNCHRONOUS
+    failures: Any = ()
+    topology: Annotated[Any, lambda argument, value: as_topology(value)] | None = None
+    sites: Any = None
+    far_latency: Any = None
+    far_bandwidth: Any = None
+    server_site: Natural = 0
+    far_every: Count = 1
+    servers: Annotated[Any, checks.as_servers] = 1
+    rollouts: Annotated[Any, as_rollouts] | None = None
 
     def __post_init__(self) -> None:
-        def store(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
-
-        require_switch("shared_bandwidth", self.shared_bandwidth)
-        require_switch("exclusive", self.exclusive)
-        store("workers", as_workers(self.workers))
-        store("window", as_window(self.window, self.workers))
-        store("compute", as_compute(self.compute, self.workers))
-        store("service", with_mean("service", as_law("service", self.service)))
-        store("latency", as_latency("latency", self.latency, self.workers))
-        require_count("far_every", self.far_every)
+        check_fields(self)
+        if self.protocol == "write_then_read":
+            self._store("exclusive", True)  # its visits are always separate
+        self._store("window", as_window(self.window, self.workers))
+        self._store("compute", as_compute(self.compute, self.workers))
+        self._store("latency", as_latency("latency", self.latency, self.workers))
         if self.sites is not None:
-            store("sites", as_sites(self.sites, self.workers))
+            self._store("sites", as_sites(self.sites, self.workers))
         for name, read in (("far_latency", as_latency), ("far_bandwidth", as_bandwidth)):
             if getattr(self, name) is not None:
                 checks.require_sites(self, name)
-                store(name, read(name, getattr(self, name), sites=len(self.sites or ())))
+                self._store(name, read(name, getattr(self, name), sites=len(self.sites or ())))
         checks.check_sites(self)
         if self.bandwidth is not None:
-            store("bandwidth", as_bandwidth("bandwidth", self.bandwidth, self.workers))
-        size: Any = self.message_bytes
-        if size is not None:
-            store("message_bytes", as_message_bytes(size))
-        checks.check_bandwidth(self, size)
-        store("policy", as_policy(self.policy))
-        require_choice("protocol", self.protocol, PROTOCOLS)
-        require_choice("discipline", self.discipline, DISCIPLINES)
-        store("read_blocks", require_count("read_blocks", self.read_blocks))
-        store("servers", checks.as_servers(self.servers))
-        checks.check_visits(self)
-        if self.protocol == "write_then_read":
-            store("exclusive", True)  # its visits are always separate
-        checks.check_policy(self)
-        if self.rollouts is not None:
-            store("rollouts", as_rollouts(self.rollouts))
-            checks.check_rollouts(self)
+            self._store("bandwidth", as_bandwidth("bandwidth", self.bandwidth, self.workers))
         slots = None if self.rollouts is None else self.rollouts.slots
-        store("failures", as_failures(self.failures, self.workers, self.sites, slots))
-        checks.check_failures(self)
-        if self.topology is not None:
-            store("topology", as_topology(self.topology))
-            checks.check_topology(self, self.topology)
-        if self.server_count > 1:
-            checks.check_shards(self)
-        checks.question_bandwidth(self)
+        self._store("failures", as_failures(self.failures, self.workers, self.sites, slots))
+        checks.check_cluster(self)
+
+    def _store(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def compute_laws(self) -> tuple[Law, ...]:
@@ -415,7 +356,7 @@ class Cluster:
             if entry.name == "failures":
                 value = list(map(str, value))
             elif entry.name in ("compute", "latency", "far_latency") or isinstance(
-                value, Law | Value | PerWorker | Topology
+                value, Value | PerWorker
             ):
                 value = as_text(value)
             if getattr(self, entry.name) != entry.default:

@@ -6,7 +6,7 @@ Each raises InputError, which names the entry, its value and the remedy.
 import math
 import warnings
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from asyncsim.clusters.network import PerWorker, SlowLinkWarning, as_text, is_ma
 from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER
 from asyncsim.clusters.topologies import Topology, is_symmetric
 from asyncsim.clusters.workers import WORKER_BYTES
-
-if TYPE_CHECKING:
-    from asyncsim.clusters.cluster import Cluster
 
 #: Entries that only a cluster with a server has; an all-reduce refuses them as well.
 _OF_A_SERVER = (
@@ -37,7 +34,7 @@ _OF_A_SERVER = (
 _SLOW = 100
 
 
-def require_sites(cluster: "Cluster", name: str) -> None:
+def require_sites(cluster: Any, name: str) -> None:
     """Check that the cluster has sites, for an entry between them."""
     if cluster.sites is None:
         raise InputError(
@@ -46,7 +43,7 @@ def require_sites(cluster: "Cluster", name: str) -> None:
         )
 
 
-def check_sites(cluster: "Cluster") -> None:
+def check_sites(cluster: Any) -> None:
     """Check the sites and the ways between them."""
     far, sites = cluster.far_every > 1, (0,) if cluster.sites is None else cluster.sites
     for name in ("far_latency", "far_bandwidth"):
@@ -55,7 +52,7 @@ def check_sites(cluster: "Cluster") -> None:
                 f"{name} = a matrix of {len(sites)} sites: needs a server that each visit reaches; "
                 "give one number for all pairs, or leave topology and far_every out"
             )
-    if require_count("server_site", cluster.server_site, minimum=0) >= len(sites):
+    if cluster.server_site >= len(sites):
         raise InputError(
             f"server_site = {cluster.server_site}: sites are counted from 0, and the cluster has "
             f"{len(sites)}; give a lower number, or sites, [16, 16] say"
@@ -66,8 +63,24 @@ def check_sites(cluster: "Cluster") -> None:
         )
 
 
-def check_bandwidth(cluster: "Cluster", size: Any) -> None:
-    """Check that bandwidths and the size of messages, as it was given, come together."""
+def check_cluster(cluster: Any) -> None:
+    """Check the entries of a cluster against each other."""
+    _check_bandwidth(cluster)
+    _check_visits(cluster)
+    _check_policy(cluster)
+    if cluster.rollouts is not None:
+        _check_rollouts(cluster)
+    _check_failures(cluster)
+    if cluster.topology is not None:
+        _check_topology(cluster, cluster.topology)
+    if cluster.server_count > 1:
+        _check_shards(cluster)
+    _question_bandwidth(cluster)
+
+
+def _check_bandwidth(cluster: Any) -> None:
+    """Check that bandwidths and the size of messages come together."""
+    size = cluster.message_bytes
     speeds = (cluster.bandwidth, cluster.far_bandwidth)
     if size is not None and speeds == (None, None):
         raise InputError(
@@ -85,7 +98,7 @@ def check_bandwidth(cluster: "Cluster", size: Any) -> None:
         )
 
 
-def question_bandwidth(cluster: "Cluster") -> None:
+def _question_bandwidth(cluster: Any) -> None:
     """Warn of messages that take far longer than a computation."""
     if cluster.message_bytes is None:
         return
@@ -97,11 +110,11 @@ def question_bandwidth(cluster: "Cluster") -> None:
             f"bandwidth: one message takes {slowest:.4g} s, a computation {computing:.4g} s; check "
             "the unit, bytes/s",
             SlowLinkWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
-def check_visits(cluster: "Cluster") -> None:
+def _check_visits(cluster: Any) -> None:
     """Check that a visit can be torn, or split in two."""
     is_torn = (cluster.protocol, cluster.discipline) == ("write_then_read", "lock_free")
     if cluster.read_blocks > 1 and not is_torn:
@@ -117,7 +130,7 @@ def check_visits(cluster: "Cluster") -> None:
         )
 
 
-def check_policy(cluster: "Cluster") -> None:
+def _check_policy(cluster: Any) -> None:
     """Check that the policy fits the visits and the number of workers."""
     policy, workers = cluster.policy, cluster.workers
     if policy.name in WITHOUT_SERVER[1:] and cluster.topology is None:
@@ -153,7 +166,7 @@ def check_policy(cluster: "Cluster") -> None:
         )
 
 
-def _check_collective(cluster: "Cluster") -> None:
+def _check_collective(cluster: Any) -> None:
     """Check that an all-reduce has no server, and that its time is known."""
     subject = f"policy = {cluster.policy}"
     _require_defaults(cluster, _OF_A_SERVER, f"{subject}: an all-reduce has no server")
@@ -174,7 +187,7 @@ def _check_collective(cluster: "Cluster") -> None:
     require_number("collective_time", cluster.collective_time)
 
 
-def check_rollouts(cluster: "Cluster") -> None:
+def _check_rollouts(cluster: Any) -> None:
     """Check that the learners' server makes a version of each batch."""
     if cluster.server_count > 1:
         raise InputError(
@@ -193,7 +206,7 @@ def check_rollouts(cluster: "Cluster") -> None:
         )
 
 
-def check_failures(cluster: "Cluster") -> None:
+def _check_failures(cluster: Any) -> None:
     """Check that restored checkpoints fit the reads, the policy and, of a job, its rounds."""
     restores = [failure for failure in cluster.failures if failure.restores]
     if restores and cluster.read_blocks > 1:
@@ -217,10 +230,10 @@ def check_failures(cluster: "Cluster") -> None:
                 )
 
 
-def as_servers(servers: Any) -> int | tuple[str, ...]:
+def as_servers(argument: str, servers: Any) -> int | tuple[str, ...]:
     """Check and return a number of servers, or the names of the tensors of each."""
     if not isinstance(servers, list | tuple):
-        return require_count("servers", servers)
+        return require_count(argument, servers)
     for group in servers:
         if not isinstance(group, str) or not group.strip():
             raise InputError(
@@ -233,7 +246,7 @@ def as_servers(servers: Any) -> int | tuple[str, ...]:
     return tuple(servers)
 
 
-def check_shards(cluster: "Cluster") -> None:
+def _check_shards(cluster: Any) -> None:
     """Check that the policy and the failures are simulated with several servers."""
     servers, policy = cluster.server_count, cluster.policy
     require_memory(
@@ -262,7 +275,7 @@ def check_shards(cluster: "Cluster") -> None:
     _require_defaults(cluster, ("failures", "read_blocks"), why, instead)
 
 
-def check_topology(cluster: "Cluster", topology: Topology) -> None:
+def _check_topology(cluster: Any, topology: Topology) -> None:
     """Check that there is no entry of a server, and that the graph fits the cluster."""
     why = f"with topology = {topology!r} there is no server"
     _require_defaults(cluster, _OF_A_SERVER, why)
@@ -283,11 +296,9 @@ def check_topology(cluster: "Cluster", topology: Topology) -> None:
     if policy.name not in WITHOUT_SERVER:
         usable = ", ".join(form_of(POLICIES[name]) for name in WITHOUT_SERVER)
         raise InputError(f"policy = {policy}: is a server's, and {why}; choose from {usable}")
-    # Both raise an error if the graph does not fit.
-    topology.edges(cluster.workers)
-    topology.slowness(cluster.workers)
+    topology.edges(cluster.workers)  # raises an error if the graph does not fit
     takes_no_time = cluster.latency == Constant(0.0) and cluster.bandwidth is None
-    if topology.slow and takes_no_time and cluster.sites is None:
+    if topology.slowness(cluster.workers) and takes_no_time and cluster.sites is None:
         raise InputError(
             f"topology = {topology!r}: its links take no time, so that none can be slow; give "
             "latency, or bandwidth and message_bytes"
@@ -299,9 +310,7 @@ def check_topology(cluster: "Cluster", topology: Topology) -> None:
         )
 
 
-def _require_defaults(
-    cluster: "Cluster", names: tuple[str, ...], why: str, instead: str = ""
-) -> None:
+def _require_defaults(cluster: Any, names: tuple[str, ...], why: str, instead: str = "") -> None:
     """Check that some entries have their defaults; ``why`` and ``instead`` explain the error."""
     for entry in fields(cluster):
         value = getattr(cluster, entry.name)

@@ -9,6 +9,7 @@ from asyncsim.base.console import counted
 from asyncsim.base.declared import Value
 from asyncsim.clusters.laws import Law, brief
 from asyncsim.clusters.network import PerWorker, is_matrix
+from asyncsim.clusters.topologies import Topology
 
 #: With more different laws, their number and the range of their means are shown.
 _MOST_LAWS = 3
@@ -90,10 +91,10 @@ def _text(value: Any) -> str:
         if len(value) > len(distinct) and isinstance(value[0], Law):
             return " + ".join(f"{value.count(entry)} \u00d7 {_text(entry)}" for entry in distinct)
         return (", " if isinstance(value[0], Value | str) else " + ").join(map(_text, value))
-    if isinstance(value, Value):
+    if isinstance(value, Value) and not isinstance(value, Topology):
         return str(value)
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    text = repr(value) if getattr(value, "label", None) else text
+    text = repr(value) if isinstance(value, Topology) else text
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -14,13 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsim.base.errors import (
-    InputError,
-    require_choice,
-    require_count,
-    require_list,
-    require_nonnegative,
-)
+from asyncsim.base.declared import each
+from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative
 from asyncsim.clusters.network import as_matrix, is_matrix
 
 #: The all-reduces by their names.
@@ -217,9 +212,7 @@ def _rate(argument: str, value: float) -> float:
 
 
 def _sites(kind: str, sites: Sequence[int], nodes: int) -> list[int]:
-    counts = [
-        require_count(f"sites[{i}]", count) for i, count in enumerate(require_list("sites", sites))
-    ]
+    counts = list(each(require_count)("sites", sites))
     if sum(counts) != nodes:
         raise InputError(
             f"sites = {counts}: have {sum(counts)} nodes together, and there are {nodes}; give as "

@@ -5,38 +5,24 @@ streams, so that another failure changes no other numbers. `docs/clusters.md` ex
 policy treats absent workers.
 """
 
-import functools
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from asyncsim.base.calls import called, form_of, split
-from asyncsim.base.declared import Count, Fraction, Natural, NonNegative, Value
+from asyncsim.base.calls import split
+from asyncsim.base.declared import Count, Fraction, Natural, NonNegative, Value, from_text
 from asyncsim.base.errors import (
     InputError,
     require_count,
-    require_nonnegative,
     require_positive,
 )
-from asyncsim.base.units import SECONDS, positive, quantity
-from asyncsim.clusters.laws import Law, LawLike, as_law
+from asyncsim.base.units import SECONDS, Delay, Duration, quantity
+from asyncsim.clusters.laws import LawLike, lasting
 
 #: A number of versions between checkpoints, as a text.
 _VERSIONS = re.compile(r"\s*(\d+)\s+versions?\s*")
-
-
-def _lasting(argument: str, value: Any) -> Law:
-    law = as_law(argument, value)
-    if not 0 < law.mean < math.inf:
-        raise InputError(f"{argument} = {law}: must have a mean above zero and finite")
-    return law
-
-
-def _seconds(argument: str, value: Any) -> float:
-    return require_nonnegative(argument, quantity(argument, value, SECONDS))
 
 
 def _workers(argument: str, value: Any) -> tuple[int, ...]:
@@ -60,8 +46,7 @@ def _checkpoint(argument: str, value: Any) -> float | str:
     return require_positive(argument, seconds)
 
 
-Lasting = Annotated[LawLike, _lasting]
-Seconds = Annotated[float, _seconds]
+Lasting = Annotated[LawLike, lasting]
 
 
 class Failure(Value):
@@ -156,7 +141,7 @@ class crash(Recurring):
         learners.
     """
 
-    detect: Seconds = 0.0
+    detect: Delay = 0.0
 
 
 @dataclass(frozen=True)
@@ -181,7 +166,7 @@ class job_crash(Failure):
     every: Lasting
     lasts: Lasting
     checkpoint: Annotated[float | str, _checkpoint] | None = None
-    saving: Seconds = 0.0
+    saving: Delay = 0.0
     restores = is_of_job = True
 
     def is_due(self, versions: int, seconds: float) -> bool:
@@ -237,7 +222,7 @@ class outage(Failure):
     every: Lasting
     lasts: Lasting
     checkpoint_every: Count = 100
-    checkpoint_time: Seconds = 0.0
+    checkpoint_time: Delay = 0.0
     restores = True
 
     @property
@@ -264,7 +249,7 @@ class loss(_OfWorkers):
     """
 
     probability: Fraction
-    timeout: Annotated[float, functools.partial(positive, units=SECONDS)]
+    timeout: Duration
     resend: bool = True
 
 
@@ -276,7 +261,7 @@ class leave(_OfWorkers):
     still served.
     """
 
-    at: Seconds
+    at: Delay
 
 
 @dataclass(frozen=True)
@@ -287,7 +272,7 @@ class join(_OfWorkers):
     counted from then on.
     """
 
-    at: Seconds
+    at: Delay
 
 
 #: The failures by their names on the command line.
@@ -312,14 +297,10 @@ def as_failures(
         raise InputError(
             f"failures = {value!r}: must be a list, such as [failures.crash(3600, 120)]"
         )
-    failures = []
-    for entry in split(entries):
-        if not isinstance(entry, str | Failure):
-            hint = f"; call it, {form_of(entry)}" if entry in FAILURES.values() else ""
-            raise InputError(f"failures: {entry!r} is not a failure{hint}")
-        failures.append(
-            called("failures", entry, FAILURES, units=True) if isinstance(entry, str) else entry
-        )
+    example = "asyncsim.failures.crash(3600, 120)"
+    failures: list[Failure] = [
+        from_text("failures", entry, Failure, FAILURES, example) for entry in split(entries)
+    ]
     if sum(failure.restores for failure in failures) > 1:
         if any(failure.is_of_job for failure in failures):
             raise InputError(

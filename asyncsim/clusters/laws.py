@@ -7,49 +7,25 @@ Python. Means and standard deviations are exact, so that samples can be checked 
 import functools
 import math
 import numbers
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from asyncsim.base.calls import Call, as_float, bind, form_of, name_of, not_a, read, write
-from asyncsim.base.errors import (
-    InputError,
-    choices_like,
-    require_nonnegative,
-    require_positive,
-    shown,
-)
-from asyncsim.base.units import SECONDS, quantity
+from asyncsim.base.calls import Call, called, read
+from asyncsim.base.declared import Value, each
+from asyncsim.base.errors import InputError, require_number, require_positive, shown
+from asyncsim.base.units import Delay, Duration, delay
 
 #: Of a longer law `brief` writes the family and the mean.
 _LONGEST_LAW = 40
+#: Fields that are no times: they have no unit.
+_SHAPES = ("cv", "shape")
 
 
-class _Check(NamedTuple):
-    """The check of a parameter, with its unit and its limits."""
-
-    require: Callable[[str, Any, str], float]
-    unit: str = ""
-    low: float = 0.0
-    high: float = math.inf
-
-
-_DELAY, _DURATION = (
-    _Check(require, "seconds") for require in (require_nonnegative, require_positive)
-)
-_POSITIVE = _Check(require_positive)
-#: Smaller coefficients of variation are constants numerically; larger ones have no usable sample
-#: mean.
-_CV = _Check(require_nonnegative, low=1e-8, high=1e3)
-#: Larger Weibull shapes lose their standard deviation to rounding; smaller ones have no usable
-#: sample mean.
-_WEIBULL_SHAPE = _Check(require_nonnegative, low=0.05, high=1e4)
-
-
-class Law(ABC):
+class Law(Value):
     """The law of a duration in seconds, zero or above.
 
     ``str(law)`` is the law as written on the command line; ``parse`` reads it back to an equal law.
@@ -63,8 +39,7 @@ class Law(ABC):
         less).
     """
 
-    #: The checks of the parameters, in their order.
-    _checks: tuple[_Check, ...] = ()
+    kind: ClassVar[str] = "law"
 
     # Not at run time: a dataclass would take an inherited property for the default of a field
     # `mean`.
@@ -101,9 +76,6 @@ class Law(ABC):
         x = np.asarray(x, np.float64)
         return np.where(x < 0, 0.0, self._cdf(np.maximum(x, 0.0)))[()]
 
-    def __str__(self) -> str:
-        return write(self)
-
     @abstractmethod
     def _std(self) -> float: ...
 
@@ -113,54 +85,102 @@ class Law(ABC):
     @abstractmethod
     def _cdf(self, x: np.ndarray) -> np.ndarray: ...
 
-    def __post_init__(self) -> None:
-        for parameter, check in self._checked:
-            value = self._number(parameter, getattr(self, parameter), check)
-            object.__setattr__(self, parameter, value)
 
-    @property
-    def _checked(self) -> Iterable[tuple[str, _Check]]:
-        return zip(self.__match_args__, self._checks, strict=False)  # type: ignore[attr-defined]  # a dataclass
+#: Accepted as a law: a law, a number of seconds, or a text.
+LawLike: TypeAlias = Law | float | str
 
-    def _number(self, parameter: str, value: Any, check: _Check) -> float:
-        """Return a parameter as a float; raise InputError unless it passes its check."""
-        argument = f"{name_of(type(self))}: {parameter}"
-        if isinstance(value, str):
-            if not check.unit:
-                raise InputError(f"{argument} = {value!r}: must be a number, without a unit")
-            value = quantity(argument, value, SECONDS)
-        if isinstance(value, numbers.Real) and not math.isfinite(as_float(value)):
-            raise InputError(f"{argument} = {write(value)}: must be a finite number")
-        value = check.require(argument, value, check.unit)
-        if not check.low <= value <= check.high:
-            raise InputError(
-                f"{argument} = {write(value)}: must be between {check.low:g} and {check.high:g}; "
-                "for no spread write constant(...)"
-            )
+
+def parse(text: str) -> Law | list[Law]:
+    """Parse a law, or a list of laws, from its command-line form.
+
+    Parameters
+    ----------
+    text : str
+        ``"gamma(mean=1, cv=0.2)"``; a number of seconds for a constant, ``"0.005"``; or one law per
+        worker, ``"[gamma(mean=1, cv=0.2)] * 90 + [constant(3)] * 10"``. Parameters may be given in
+        order, without their names. Times may have a unit, ``"gamma(mean=40 ms, cv=0.2)"``: ns, us,
+        ms, s, min or h. Nothing is evaluated but these forms.
+
+    Returns
+    -------
+    Law or list of Law
+    """
+    value = read(text, "a law", "gamma(mean=1, cv=0.2) or 0.005", units=True)
+    if isinstance(value, list):
+        return [as_law(f"{shown(text)}: entry {i}", entry) for i, entry in enumerate(value)]
+    if isinstance(value, Call):
+        return called("law", replace(value, name=value.name.lower()), LAWS)
+    if isinstance(value, bool) or value is None:
+        raise InputError(f"{text}: not a law; write for example gamma(mean=1, cv=0.2) or 0.005")
+    return Constant(value)
+
+
+def as_law(argument: str, value: Any) -> Law:
+    """Convert a law, a number of seconds or a text, also with a unit, to a law.
+
+    Parameters
+    ----------
+    argument : str
+        Name for error messages.
+    """
+    if isinstance(value, Law):
         return value
+    is_text = isinstance(value, str | Call)
+    if isinstance(value, bool) or not (is_text or isinstance(value, numbers.Real)):
+        raise InputError(
+            f"{argument} = {value!r}: must be one law, such as gamma(mean=1, cv=0.2), or a number "
+            "of seconds"
+        )
+    try:
+        # A real number of any type: Constant checks it and makes it a float.
+        law = parse(str(value)) if is_text else Constant(value)
+    except InputError as error:
+        raise InputError(f"{argument}: {error}") from None
+    if not isinstance(law, Law):
+        raise InputError(
+            f"{argument} = {shown(str(value))}: must be one law, not a list of {len(law)}"
+        )
+    return law
 
-    def _sequence(self, parameter: str, value: Any) -> list:
-        kind = type(self)
-        if (
-            isinstance(value, str | bytes)
-            or not isinstance(value, Iterable)
-            or getattr(value, "ndim", 1) == 0
-        ):
-            raise InputError(
-                f"{name_of(kind)}: {parameter} = {value!r}: must be a list; write {form_of(kind)}"
-            )
-        entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
-        if not entries:
-            raise InputError(f"{name_of(kind)}: {parameter} = []: must hold at least one entry")
-        return entries
+
+def lasting(argument: str, value: Any) -> Law:
+    """Return a law as `as_law`; raise InputError unless its mean is above zero and finite."""
+    law = as_law(argument, value)
+    if not 0 < law.mean < math.inf:
+        raise InputError(f"{argument} = {law}: must have a mean above zero and finite")
+    return law
+
+
+def _between(low: float, high: float, argument: str, value: Any) -> float:
+    number = require_number(argument, value)
+    if not low <= number <= high:
+        raise InputError(
+            f"{argument} = {value}: must be between {low:g} and {high:g}; for no spread write "
+            "constant(...)"
+        )
+    return number
+
+
+def _above_one(argument: str, value: Any) -> float:
+    if (shape := require_positive(argument, value)) <= 1:
+        raise InputError(f"{argument} = {value}: the mean is infinite; the shape must be above 1")
+    return shape
+
+
+#: A smaller coefficient of variation is a constant numerically; a larger one has no usable sample
+#: mean.
+CV = Annotated[float, functools.partial(_between, 1e-8, 1e3)]
+#: A larger Weibull shape loses its standard deviation to rounding; a smaller one has no usable
+#: sample mean.
+WeibullShape = Annotated[float, functools.partial(_between, 0.05, 1e4)]
+ParetoShape = Annotated[float, _above_one]
 
 
 @dataclass(frozen=True)
 class Constant(Law):
     """Always the same duration: ``constant(value=0.005)``, or just the number."""
 
-    value: float
-    _checks = (_DELAY,)
+    value: Delay
 
     @property
     def mean(self) -> float:
@@ -181,8 +201,7 @@ class Constant(Law):
 class Exponential(Law):
     """Memoryless durations: ``exponential(mean=1)``."""
 
-    mean: float
-    _checks = (_DURATION,)
+    mean: Duration
 
     def _std(self) -> float:
         return self.mean
@@ -198,9 +217,8 @@ class Exponential(Law):
 class Gamma(Law):
     """Gamma durations with standard deviation ``cv * mean``: ``gamma(mean=1, cv=0.2)``."""
 
-    mean: float
-    cv: float
-    _checks = _DURATION, _CV
+    mean: Duration
+    cv: CV
 
     @property
     def shape(self) -> float:
@@ -225,9 +243,8 @@ class Gamma(Law):
 class LogNormal(Law):
     """Log-normal durations with standard deviation ``cv * mean``: ``lognormal(mean=1, cv=0.5)``."""
 
-    mean: float
-    cv: float
-    _checks = _DURATION, _CV
+    mean: Duration
+    cv: CV
 
     @property
     def _log_mean_std(self) -> tuple[float, float]:
@@ -252,15 +269,14 @@ class LogNormal(Law):
 class Uniform(Law):
     """Durations spread evenly between two bounds: ``uniform(low=0.5, high=1.5)``."""
 
-    low: float
-    high: float
-    _checks = _DELAY, _DURATION
+    low: Delay
+    high: Duration
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low >= self.high:
             raise InputError(
-                f"uniform: high = {write(self.high)}: must be above low = {write(self.low)}; "
+                f"{self.subject}: high = {self.high}: must be above low = {self.low}; "
                 "for no spread write constant(...)"
             )
 
@@ -285,9 +301,8 @@ class Weibull(Law):
     exponential.
     """
 
-    mean: float
-    shape: float
-    _checks = _DURATION, _WEIBULL_SHAPE
+    mean: Duration
+    shape: WeibullShape
 
     @property
     def _scale(self) -> float:
@@ -313,17 +328,8 @@ class Pareto(Law):
     The mean needs a shape above 1; up to shape 2 the variance is infinite and ``std`` is ``inf``.
     """
 
-    mean: float
-    shape: float
-    _checks = _DURATION, _POSITIVE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shape <= 1:
-            raise InputError(
-                f"pareto: shape = {write(self.shape)}: the mean is infinite; the shape must be "
-                "above 1"
-            )
+    mean: Duration
+    shape: ParetoShape
 
     @property
     def minimum(self) -> float:
@@ -349,9 +355,8 @@ class HalfNormal(Law):
     ``scale`` is the standard deviation of the normal variable, seconds.
     """
 
-    low: float
-    scale: float
-    _checks = _DELAY, _DURATION
+    low: Delay
+    scale: Duration
 
     @property
     def mean(self) -> float:
@@ -370,8 +375,6 @@ class HalfNormal(Law):
         return erf(np.maximum(x - self.low, 0.0) / (self.scale * math.sqrt(2)))
 
 
-#: Accepted as a law: a law, a number of seconds, or a text.
-LawLike: TypeAlias = Law | float | str
 #: The squares of larger durations may overflow.
 _SAFE_TO_SQUARE = 1e150
 #: Largest number of samples that a representation lists.
@@ -384,16 +387,14 @@ class Empirical(Law):
     ``empirical(samples=[0.9, 1, 1.4])``.
     """
 
-    samples: Sequence[float]
+    samples: Annotated[Sequence[float], each(delay)]
 
     def __post_init__(self) -> None:
-        samples = self._sequence("samples", self.samples)
-        checked = (self._number(f"samples[{i}]", x, _DELAY) for i, x in enumerate(samples))
-        object.__setattr__(self, "samples", tuple(checked))
+        super().__post_init__()
         if not math.isfinite(sum(self.samples)):
             raise InputError(
-                f"empirical: samples up to {max(self.samples):g}: too large; their sum must be "
-                "finite"
+                f"{self.subject}: samples up to {max(self.samples):g}: too large; their sum must "
+                "be finite"
             )
 
     def __repr__(self) -> str:
@@ -435,22 +436,16 @@ class Mixture(Law):
     For example with stragglers. The weights are relative: only their ratios count.
     """
 
-    laws: Sequence[Any]
-    weights: Sequence[float]
+    laws: Annotated[Sequence[Any], each(as_law)]
+    weights: Annotated[Sequence[float], each(require_positive)]
 
     def __post_init__(self) -> None:
-        laws = self._sequence("laws", self.laws)
-        weights = self._sequence("weights", self.weights)
-        if len(laws) != len(weights):
+        super().__post_init__()
+        if len(self.laws) != len(self.weights):
             raise InputError(
-                f"mixture: weights = {write(weights)}: {len(weights)} for {len(laws)} laws; give "
-                "one per law"
+                f"{self.subject}: weights: {len(self.weights)} for {len(self.laws)} laws; give one "
+                "per law"
             )
-        object.__setattr__(
-            self, "laws", tuple(as_law(f"mixture: laws[{i}]", x) for i, x in enumerate(laws))
-        )
-        checked = (self._number(f"weights[{i}]", x, _POSITIVE) for i, x in enumerate(weights))
-        object.__setattr__(self, "weights", tuple(checked))
 
     @functools.cached_property
     def _shares(self) -> np.ndarray:
@@ -481,86 +476,12 @@ class Mixture(Law):
 
 #: The laws by their names on the command line.
 LAWS: dict[str, type[Law]] = {
-    "constant": Constant,
-    "exponential": Exponential,
-    "gamma": Gamma,
-    "lognormal": LogNormal,
-    "uniform": Uniform,
-    "weibull": Weibull,
-    "pareto": Pareto,
-    "halfnormal": HalfNormal,
-    "empirical": Empirical,
-    "mixture": Mixture,
-}
-
-
-def parse(text: str) -> Law | list[Law]:
-    """Parse a law, or a list of laws, from its command-line form.
-
-    Parameters
-    ----------
-    text : str
-        ``"gamma(mean=1, cv=0.2)"``; a number of seconds for a constant, ``"0.005"``; or one law per
-        worker, ``"[gamma(mean=1, cv=0.2)] * 90 + [constant(3)] * 10"``. Parameters may be given in
-        order, without their names. Times may have a unit, ``"gamma(mean=40 ms, cv=0.2)"``: ns, us,
-        ms, s, min or h. Nothing is evaluated but these forms.
-
-    Returns
-    -------
-    Law or list of Law
-    """
-    value = built(read(text, "a law", "gamma(mean=1, cv=0.2) or 0.005", units=True))
-    if isinstance(value, list):
-        quoted = shown(text)
-        return [as_law(f"{quoted}: entry {i}", entry) for i, entry in enumerate(value)]
-    return value if isinstance(value, Law) else Constant(value)
-
-
-def built(value: Any) -> Any:
-    """Create the law of a parsed call; leave numbers and quantities unchanged; also in lists."""
-    if isinstance(value, list):
-        return [built(entry) for entry in value]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return as_float(value)
-    if not isinstance(value, Call):
-        raise not_a("a law", repr(value))
-    if value.name.lower() not in LAWS:
-        raise InputError(f"{shown(value.name)}: unknown law; {choices_like(value.name, LAWS)}")
-    kind = LAWS[value.name.lower()]
-    if not value.brackets:
-        raise InputError(f"{value.name}: needs its parameters; write {form_of(kind)}")
-    return kind(
-        **{name: built(argument) for name, argument in bind(value, kind, name_of(kind)).items()}
+    law.__name__.lower(): law
+    for law in (
+        *(Constant, Exponential, Gamma, LogNormal, Uniform),
+        *(Weibull, Pareto, HalfNormal, Empirical, Mixture),
     )
-
-
-def as_law(argument: str, value: Any) -> Law:
-    """Convert a law, a number of seconds or a text, also with a unit, to a law.
-
-    Parameters
-    ----------
-    argument : str
-        Name for error messages.
-    """
-    if isinstance(value, Law):
-        return value
-    if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
-        raise InputError(
-            f"{argument} = {value!r}: must be one law, such as gamma(mean=1, cv=0.2), or a number "
-            "of seconds"
-        )
-    try:
-        # A real number of any type: Constant checks it and makes it a float.
-        law = parse(value) if isinstance(value, str) else Constant(value)  # type: ignore[arg-type]  # any real
-    except InputError as error:
-        raise InputError(f"{argument}: {error}") from None
-    if not isinstance(law, Law):
-        raise InputError(
-            f"{argument} = {shown(str(value))}: must be one law, not a list of {len(law)}"
-        )
-    return law
+}
 
 
 def scaled(law: Law, factor: float) -> Law:
@@ -569,8 +490,8 @@ def scaled(law: Law, factor: float) -> Law:
         return Empirical(tuple(factor * sample for sample in law.samples))
     if isinstance(law, Mixture):
         return Mixture(tuple(scaled(part, factor) for part in law.laws), law.weights)
-    times = {name: factor * getattr(law, name) for name, check in law._checked if check.unit}
-    return replace(law, **times)  # type: ignore[type-var]  # laws are dataclasses
+    times = {name: value for name, value in law.arguments.items() if name not in _SHAPES}
+    return replace(law, **{name: factor * time for name, time in times.items()})  # type: ignore[type-var]  # laws are dataclasses
 
 
 def brief(law: Law) -> str:

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -10,9 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from asyncsim.base.calls import Call, bind, form_of, read
+from asyncsim.base.declared import each
 from asyncsim.base.errors import InputError, require_count, require_list, shown
 from asyncsim.base.units import BYTES, RATES, positive
-from asyncsim.clusters.laws import Constant, Law, as_law, built, parse
+from asyncsim.clusters.laws import Constant, Law, as_law, parse
 
 #: A user's bandwidth or size: a number, a text, or a pair of them.
 SizeLike: TypeAlias = float | str | tuple[float | str, float | str] | list[float | str]
@@ -77,9 +77,7 @@ def as_latency(argument: str, value: Any, workers: int = 0, sites: int = 0) -> A
     Between ``sites`` it may be a matrix of laws, see `as_matrix`.
     """
     value = _from_text(argument, value, "a law", "gamma(mean=1, cv=0.2) or 40 ms", parse)
-    return _checked(
-        argument, value, workers, sites, lambda name, law: with_mean(name, as_law(name, law)), "law"
-    )
+    return _checked(argument, value, workers, sites, as_law, "law")
 
 
 def as_bandwidth(argument: str, value: Any, workers: int = 0, sites: int = 0) -> Any:
@@ -92,18 +90,15 @@ def as_bandwidth(argument: str, value: Any, workers: int = 0, sites: int = 0) ->
     return _checked(argument, value, workers, sites, rate, "number")
 
 
-def as_message_bytes(value: Any) -> float | tuple[float, float]:
+def as_message_bytes(argument: str, value: Any) -> float | tuple[float, float]:
     """Check a message size (bytes): a number, or a pair (up, down)."""
-    value = _from_text("message_bytes", value, "a size", "25 MB or [25 MB, 5 MB]")
-    return _pair("message_bytes", value, functools.partial(positive, units=BYTES), "number")
+    value = _from_text(argument, value, "a size", "25 MB or [25 MB, 5 MB]")
+    return _pair(argument, value, functools.partial(positive, units=BYTES), "number")
 
 
 def as_sites(value: Any, workers: int) -> tuple[int, ...]:
     """Check the numbers of workers at each site; 0 at a site that only has the server."""
-    sites = tuple(
-        require_count(f"sites[{i}]", count, minimum=0)
-        for i, count in enumerate(require_list("sites", value))
-    )
+    sites = each(functools.partial(require_count, minimum=0))("sites", value)
     if sum(sites) != workers:
         raise InputError(
             f"sites = {', '.join(map(str, sites))}: have {sum(sites)} workers, and workers = "
@@ -148,15 +143,6 @@ def as_matrix(argument: str, value: Any, sites: int, check: Callable[[str, Any],
         tuple(0.0 if i == j else check(f"{argument}[{i}][{j}]", row[j]) for j in range(sites))
         for i, row in enumerate(rows)
     )
-
-
-def with_mean(argument: str, law: Law) -> Law:
-    """Return a law; raise InputError if its mean is infinite."""
-    if not math.isfinite(law.mean):
-        raise InputError(
-            f"{argument} = {law}: its mean is infinite; choose a law with a finite mean"
-        )
-    return law
 
 
 def takes_no_time(laws: Sequence[Law]) -> bool:
@@ -208,15 +194,15 @@ def _from_text(
         return value
     try:
         if value.lstrip().startswith("[["):
-            return built(read(value, "a matrix", _MATRIX_EXAMPLE, units=True))
+            return read(value, "a matrix", _MATRIX_EXAMPLE, units=True)
         if not value.strip().startswith(per_worker.__name__):
             if otherwise is not None:
                 return otherwise(value)
-            return built(read(value, "a list", example, units=True)) if "[" in value else value
+            return read(value, "a list", example, units=True) if "[" in value else value
         call = read(value, noun, example, units=True)
         if not isinstance(call, Call) or not call.brackets:
             raise InputError(f"{value}: needs its values; write {form_of(per_worker)}")
-        return per_worker(built(bind(call, per_worker, call.name)["values"]))
+        return per_worker(bind(call, per_worker, call.name)["values"])
     except InputError as error:
         raise InputError(f"{argument} = {shown(value)}: {error}") from None
 

@@ -18,13 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from asyncsim.base.calls import from_text
-from asyncsim.base.declared import Count, Natural, Value
-from asyncsim.base.errors import InputError, require_choice, require_count, require_list
-from asyncsim.base.units import SECONDS, positive
+from asyncsim.base.declared import Count, Natural, Value, each, from_text
+from asyncsim.base.errors import InputError, require_choice, require_count
+from asyncsim.base.units import SECONDS, Duration, positive
 from asyncsim.clusters.collectives import COLLECTIVES
-
-Seconds = Annotated[float, functools.partial(positive, units=SECONDS)]
 
 
 def _by_worker(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -32,7 +29,7 @@ def _by_worker(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
     def checked(argument: str, value: Any) -> Any:
         if isinstance(value, Sequence) and not isinstance(value, str):
-            return tuple(check(argument, entry) for entry in require_list(argument, value))
+            return each(check)(argument, value)
         return check(argument, value)
 
     return checked
@@ -156,7 +153,7 @@ class buffered(Policy):
     """
 
     count: Count
-    grace: Seconds | None = None
+    grace: Duration | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,7 @@ class first_of(Policy):
     """
 
     count: Count
-    grace: Seconds | None = None
+    grace: Duration | None = None
     waits_for_version = True
 
 
@@ -433,4 +430,4 @@ WITHOUT_SERVER = tuple(name for name, policy in POLICIES.items() if policy.has_p
 
 def as_policy(value: Any) -> Policy:
     """Convert a policy or its text, with units as in ``"trials(200 ms)"``, to a policy."""
-    return from_text("policy", value, Policy, POLICIES, "asyncsim.", "asynchronous()")
+    return from_text("policy", value, Policy, POLICIES, "asyncsim.asynchronous()")

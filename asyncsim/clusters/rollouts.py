@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from asyncsim.base.calls import called, from_text
-from asyncsim.base.declared import Count, Natural, NonNegative, Value
+from asyncsim.base.declared import Count, Natural, NonNegative, Value, from_text
 from asyncsim.base.errors import InputError, require_memory
-from asyncsim.clusters.laws import Constant, Law, as_law
+from asyncsim.clusters.laws import Constant, Law, as_law, lasting
 from asyncsim.clusters.workers import WORKER_BYTES
 
 _AT_ONCE = Constant(0.0)
@@ -70,14 +69,7 @@ QUEUES: Mapping[str, type[Queue]] = {
 
 def as_queue(argument: str, value: Any) -> Queue:
     """Return a queue from itself or its text; raise InputError for anything else."""
-    return from_text(argument, value, Queue, QUEUES, "asyncsim.", "pace(4)")
-
-
-def _as_length(argument: str, value: Any) -> Law:
-    law = as_law(argument, value)
-    if not 0 < law.mean < float("inf"):
-        raise InputError(f"{argument} = {law}: must have a mean above zero and finite")
-    return law
+    return from_text(argument, value, Queue, QUEUES, "asyncsim.pace(4)")
 
 
 @dataclass(frozen=True)
@@ -119,7 +111,7 @@ class Rollouts(Value):
     """
 
     slots: Count
-    length: Annotated[Law, _as_length]
+    length: Annotated[Law, lasting]
     group: Count = 1
     batch: Count = 1
     submit: Literal["rollout", "group", "batch"] = "rollout"
@@ -128,7 +120,7 @@ class Rollouts(Value):
     updates: Literal["start", "in_flight", "abort_and_resume"] = "start"
     prefill: NonNegative = 0.0
     transfer: Annotated[Law, as_law] = _AT_ONCE
-    kind: ClassVar[str] = "rollouts"
+    kind: ClassVar[str] = "set of rollouts"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,10 +145,10 @@ class Rollouts(Value):
     @property
     def subject(self) -> str:
         """The name in error messages."""
-        return self.kind
+        return self.name
 
 
-def as_rollouts(value: Any) -> Rollouts:
+def as_rollouts(argument: str, value: Any) -> Rollouts:
     """Return rollouts from themselves or their text.
 
     Raises
@@ -164,10 +156,5 @@ def as_rollouts(value: Any) -> Rollouts:
     InputError
         Neither rollouts nor the text of them.
     """
-    if isinstance(value, str):
-        return called("rollouts", value, {"rollouts": Rollouts}, units=True)
-    if not isinstance(value, Rollouts):
-        raise InputError(
-            f"rollouts = {value!r}: must be asyncsim.Rollouts(slots=..., length=..., batch=...)"
-        )
-    return value
+    example = "asyncsim.Rollouts(slots=..., length=..., batch=...)"
+    return from_text(argument, value, Rollouts, {"rollouts": Rollouts}, example)

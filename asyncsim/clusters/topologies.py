@@ -9,16 +9,16 @@ Topologies are values, like laws and policies, and may be given as their text:
 ``topology="random_regular(4)"``.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from asyncsim.base.calls import from_text, write
+from asyncsim.base.calls import write
+from asyncsim.base.declared import Count, Natural, Value, from_text
 from asyncsim.base.errors import (
     InputError,
-    require_choice,
     require_count,
     require_list,
     require_memory,
@@ -26,14 +26,14 @@ from asyncsim.base.errors import (
     require_positive,
 )
 
-#: Rules for the shares of an adjacency matrix.
-WEIGHTS = ("metropolis", "uniform", "given")
 #: Tolerance for the sum of a column of given shares.
 _ROUND_OFF = 1e-9
 #: Draws of a random graph before it counts as impossible to connect.
 _DRAWS = 1_000
 #: Memory (bytes) of an edge in a simulation.
 _EDGE_BYTES = 200
+#: The most workers of a matrix that a title shows.
+_SHOWN = 4
 
 
 class Edges(NamedTuple):
@@ -51,52 +51,50 @@ class Edges(NamedTuple):
         return np.where(sent > 1 - _ROUND_OFF, 0.0, 1 - sent)
 
 
-@dataclass(frozen=True)
-class Topology:
-    """Who sends to whom; created by the function of the same name.
+def _numbers(argument: str, matrix: Any) -> tuple[Any, ...]:
+    """Check a matrix, a cycle of them or a networkx graph; return the rows."""
+    if hasattr(matrix, "adjacency") and hasattr(matrix, "nodes"):
+        place = {node: index for index, node in enumerate(matrix.nodes)}
+        array = np.zeros((len(place), len(place)))
+        for sender, takers in matrix.adjacency():
+            array[[place[taker] for taker in takers], place[sender]] = 1.0
+    else:
+        try:
+            array = np.asarray(matrix, np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(
+                f"{argument} = {matrix!r:.80}: must be a square matrix of numbers"
+            ) from None
+    if array.ndim not in (2, 3) or array.shape[-1] != array.shape[-2] or 0 in array.shape:
+        value = f" = {matrix!r:.80}" if array.ndim < 2 else ""
+        raise InputError(
+            f"{argument}{value}: of shape {array.shape}; must be square, with a row and a column "
+            "for each worker"
+        )
+    if not (np.isfinite(array).all() and (array >= 0).all()):
+        raise InputError(f"{argument}: its entries must be finite and zero or above")
+    return _frozen(array.tolist())
 
-    Attributes
-    ----------
-    name : str
-    degree : int or None
-        Neighbours of each worker.
-    seed : int or None
-        Seed of the random graph.
-    matrix : tuple or None
-        Rows of a given matrix, or a tuple of such matrices.
-    weights : str or None
-        Rule for the shares of a given matrix.
-    slow : tuple or None
-        Slower links, see `slow_links`.
-    label : str or None
-        Name of a given matrix in tables and titles.
-    """
 
-    name: str
-    degree: int | None = None
-    seed: int | None = None
-    matrix: tuple[Any, ...] | None = None
-    weights: str | None = None
-    slow: tuple[tuple[int, int, float], ...] | None = None
-    label: str | None = None
+def _links(argument: str, value: Any) -> tuple[tuple[int, int, float], ...]:
+    """Check slow links; return two workers, in order, and the factor of each."""
+    slow = []
+    for i, link in enumerate(require_list(argument, value)):
+        if not (isinstance(link, list | tuple) and len(link) == 3):
+            raise InputError(
+                f"{argument}[{i}] = {link!r}: must be two workers and a number, such as [0, 1, 5]"
+            )
+        pair = sorted(require_count(f"{argument}[{i}]: worker", worker, 0) for worker in link[:2])
+        slow.append((pair[0], pair[1], require_positive(f"{argument}[{i}]: times", link[2])))
+    if len({link[:2] for link in slow}) < len(slow):
+        raise InputError(f"{argument} = {value!r}: must name each link once")
+    return tuple(sorted(slow))
 
-    def __str__(self) -> str:
-        values = ((name, getattr(self, name)) for name in ("degree", "seed", "matrix", "weights"))
-        texts = [f"{name}={write(value)}" for name, value in values if value is not None]
-        if self.label is not None:
-            texts.append(f"name={self.label!r}")
-        return self._slowed(f"{self.name}({', '.join(texts)})")
 
-    def __repr__(self) -> str:
-        """Write the topology for titles: a matrix by its name, a large one without by its size."""
-        if self.label is not None:
-            return self._slowed(self.label)
-        if self.matrix is None or len(self.matrix) <= 4:
-            return str(self)
-        return self._slowed(f"{self.name}(<matrix of {len(self.matrix)}>, weights={self.weights})")
+class Topology(Value):
+    """Who sends to whom. ``repr`` is the text for titles, short also for a large matrix."""
 
-    def _slowed(self, text: str) -> str:
-        return text if self.slow is None else f"slow_links({text}, {write(self.slow)})"
+    kind: ClassVar[str] = "topology"
 
     def edges(self, workers: int) -> list[Edges]:
         """Return the cycle of matrices for a number of workers, as edges.
@@ -106,40 +104,11 @@ class Topology:
         InputError
             If the graph does not fit the number of workers, or is not connected.
         """
-        workers = require_count("workers", workers)
-        if workers == 1 and self.matrix is None:
-            return [_edges([])]
-        match self.name:
-            case "ring":
-                return [
-                    _uniform(
-                        [
-                            (j, (j + step) % workers)
-                            for j in range(workers)
-                            for step in (1, workers - 1)
-                        ]
-                    )
-                ]
-            case "exponential":
-                hops = [2**k for k in range((workers - 1).bit_length())]
-                return [
-                    _uniform([(j, (j + hop) % workers) for j in range(workers) for hop in hops])
-                ]
-            case "one_peer_exponential":
-                hops = [2**k for k in range((workers - 1).bit_length())]
-                return [
-                    _uniform([(j, (j + hop) % workers) for j in range(workers)]) for hop in hops
-                ]
-            case "complete":
-                _require_memory(self, workers * (workers - 1))
-                return [
-                    _uniform([(j, i) for j in range(workers) for i in range(workers) if i != j])
-                ]
-            case "random_regular":
-                return [_uniform(_random_regular(self, workers))]
-            case "base2":
-                return [_edges(pairs) for pairs in _base2(workers)]
-        return _of_matrix(self, workers)
+        return self._cycle(workers) if require_count("workers", workers) > 1 else [_edges([])]
+
+    def _cycle(self, workers: int) -> list[Edges]:
+        """Return `edges` of two workers or more."""
+        raise NotImplementedError
 
     def matrices(self, workers: int) -> np.ndarray:
         """Return the cycle of matrices for a number of workers, ``[cycle, workers, workers]``.
@@ -175,31 +144,25 @@ class Topology:
         InputError
             For a link that does not exist.
         """
-        neighbours = self.neighbours(workers) if self.slow else []
-        for i, j, _ in self.slow or ():
-            if max(i, j) >= workers or (j not in neighbours[i] and i not in neighbours[j]):
-                raise InputError(
-                    f"topology = {self!r}: among {workers} workers there is no link between {i} "
-                    f"and {j}; name an existing link"
-                )
-        return {pair: times for i, j, times in self.slow or () for pair in ((i, j), (j, i))}
+        return {}
 
     def neighbours(self, workers: int) -> list[list[int]]:
         """Return the receivers of each worker in any of the matrices, in ascending order."""
-        receivers: list[set[int]] = [set() for _ in range(workers)]
-        for edges in self.edges(workers):
-            for sender, taker in zip(edges.sender.tolist(), edges.taker.tolist(), strict=True):
-                receivers[sender].add(taker)
-        return [sorted(takers) for takers in receivers]
+        cycle = self.sends(workers)
+        return [sorted({taker for sends in cycle for taker, _ in sends[i]}) for i in range(workers)]
 
 
-def ring() -> Topology:
-    """Return the ring: every worker sends a third to each of its two neighbours."""
-    return Topology("ring")
+@dataclass(frozen=True)
+class ring(Topology):
+    """The ring: every worker sends a third to each of its two neighbours."""
+
+    def _cycle(self, workers: int) -> list[Edges]:
+        return [_circulant(workers, (1, workers - 1))]
 
 
-def exponential() -> Topology:
-    """Return the static exponential graph: ``i`` sends to ``i + 1, i + 2, i + 4, ...``.
+@dataclass(frozen=True)
+class exponential(Topology):
+    """The static exponential graph: ``i`` sends to ``i + 1, i + 2, i + 4, ...``.
 
     It is directed, with equal shares.
 
@@ -207,11 +170,14 @@ def exponential() -> Topology:
     ----------
     Assran et al. 2019, arXiv 1811.10792; Ying et al. 2021, arXiv 2110.13363.
     """
-    return Topology("exponential")
+
+    def _cycle(self, workers: int) -> list[Edges]:
+        return [_circulant(workers, _hops(workers))]
 
 
-def one_peer_exponential() -> Topology:
-    """Return the one-peer exponential graph: ``i`` sends half to ``i + 2**k``, with ``k`` in turn.
+@dataclass(frozen=True)
+class one_peer_exponential(Topology):
+    """The one-peer exponential graph: ``i`` sends half to ``i + 2**k``, with ``k`` in turn.
 
     It is directed. ``k`` runs over ``0 .. floor(log2(workers - 1))``. For a power of two one cycle
     averages exactly.
@@ -220,31 +186,73 @@ def one_peer_exponential() -> Topology:
     ----------
     Assran, Loizou, Ballas and Rabbat 2019, "Stochastic gradient push", arXiv 1811.10792.
     """
-    return Topology("one_peer_exponential")
+
+    def _cycle(self, workers: int) -> list[Edges]:
+        return [_circulant(workers, [hop]) for hop in _hops(workers)]
 
 
-def complete() -> Topology:
-    """Return the complete graph: every worker sends equal shares to all others."""
-    return Topology("complete")
+@dataclass(frozen=True)
+class complete(Topology):
+    """The complete graph: every worker sends equal shares to all others."""
+
+    def _cycle(self, workers: int) -> list[Edges]:
+        _require_memory(self, workers * (workers - 1))
+        return [_circulant(workers, range(1, workers))]
 
 
-def random_regular(degree: int, seed: int = 0) -> Topology:
-    """Return a random connected graph with ``degree`` neighbours of every worker and equal shares.
+@dataclass(frozen=True)
+class random_regular(Topology):
+    """A random connected graph with ``degree`` neighbours of every worker and equal shares."""
 
-    Raises
-    ------
-    InputError
-        For a degree or a seed that cannot be used.
-    """
-    return Topology(
-        "random_regular",
-        degree=require_count("degree", degree),
-        seed=require_count("seed", seed, 0),
-    )
+    degree: Count
+    seed: Natural = 0
+
+    def _cycle(self, workers: int) -> list[Edges]:
+        return [_uniform(self._pairs(workers))]
+
+    def _pairs(self, workers: int) -> list[tuple[int, int]]:
+        """Draw the edges, both ways.
+
+        Half-edges are paired at random, and impossible pairs are paired again (Steger and Wormald
+        1999). A graph of many edges is the complement of a graph of few.
+        """
+        degree, subject = self.degree, f"topology = {self}: with {workers} workers"
+        if degree >= workers:
+            raise InputError(
+                f"{subject} the degree can be at most {workers - 1}; give less, or more workers"
+            )
+        if degree * workers % 2:
+            raise InputError(
+                f"{subject} the edges would have {degree * workers} ends, an odd number; "
+                "change one of them"
+            )
+        _require_memory(self, degree * workers)
+        generator = np.random.default_rng(self.seed)
+        inverted = degree > (workers - 1) / 2
+        pairs_each = workers - 1 - degree if inverted else degree
+        for _ in range(_DRAWS):
+            pairs = _paired(pairs_each, workers, generator)
+            if pairs is None:
+                continue
+            edges = {(i, j) for pair in pairs for i, j in (pair, pair[::-1])}
+            if inverted:
+                edges = {(i, j) for i in range(workers) for j in range(workers) if i != j} - edges
+            takers: list[list[int]] = [[] for _ in range(workers)]
+            for sender, taker in edges:
+                takers[sender].append(taker)
+            try:
+                _require_connected("", takers, directed=False)
+            except InputError:
+                continue
+            return sorted(edges)
+        raise InputError(
+            f"{subject} no connected graph was found in {_DRAWS} draws; give a degree of at least 3"
+        )
 
 
-def base2() -> Topology:
-    """Return the Base-2 graph: pairs that average any number of workers exactly within a cycle.
+@dataclass(frozen=True)
+class base2(Topology):
+    """The Base-2 graph: pairs that average any number of workers exactly within a cycle.
 
     The cycle has at most ``2 log2(workers) + 2`` matrices, all symmetric; one of ``log2(workers)``
     for a power of two.
@@ -254,89 +262,102 @@ def base2() -> Topology:
     Takezawa, Sato, Bao, Niwa and Yamada 2023, arXiv 2305.11420, algorithms 1 to 3 with k = 1, and
     their program, in which idle workers repeat their last averages.
     """
-    return Topology("base2")
+
+    def _cycle(self, workers: int) -> list[Edges]:
+        return [_edges(pairs) for pairs in _base2(workers)]
 
 
-def adjacency(matrix: Any, weights: str | None = None, name: str | None = None) -> Topology:
-    """Return the topology of an adjacency matrix, or of a networkx graph.
+@dataclass(frozen=True)
+class adjacency(Topology):
+    """The topology of an adjacency matrix, or of a networkx graph.
 
     Parameters
     ----------
     matrix : array-like ``[workers, workers]``, or networkx graph
         ``matrix[i][j]`` is not zero if ``j`` sends to ``i``; the diagonal is ignored. Workers are
         the nodes of networkx in their order; the edges of a directed graph begin at the sender.
-    weights : str, optional
+    weights : {"metropolis", "uniform", "given"}, optional
         - ``"metropolis"``, the default of undirected graphs:
           ``1 / (1 + larger degree of the two)``. Symmetric and doubly stochastic.
         - ``"uniform"``, the default of directed graphs: ``1 / (1 + receivers of the sender)``.
           Columns sum to one, rows need not: for push-sum.
         - ``"given"``: the entries are the shares, including the diagonal; or a list of such
           matrices, the cycle.
-    name : str, optional
+    label : str, optional
         Short name in tables, titles and file names, instead of the matrix.
 
     Raises
     ------
     InputError
-        Unless the name can be a file's; unless the matrix is square with finite entries of zero or
-        above; for Metropolis' shares of a directed graph; for given shares whose columns do not sum
-        to one; for a graph that is not (strongly) connected.
+        Unless the label can be a file's name; unless the matrix is square with finite entries of
+        zero or above; for Metropolis' shares of a directed graph; for given shares whose columns do
+        not sum to one; for a graph that is not (strongly) connected.
     """
-    if name is not None:
-        require_name("topology", name)
-    if hasattr(matrix, "adjacency") and hasattr(matrix, "nodes"):
-        place = {node: index for index, node in enumerate(matrix.nodes)}
-        array = np.zeros((len(place), len(place)))
-        for sender, takers in matrix.adjacency():
-            array[[place[taker] for taker in takers], place[sender]] = 1.0
-    else:
-        try:
-            array = np.asarray(matrix, np.float64)
-        except (TypeError, ValueError, OverflowError):
+
+    matrix: Annotated[Any, _numbers]
+    weights: Literal["metropolis", "uniform", "given"] | None = None
+    label: Annotated[str, require_name] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        cycle = self._matrices
+        present = cycle.any(axis=0) & ~np.eye(cycle.shape[1], dtype=bool)
+        symmetric = bool((present == present.T).all())
+        weights = self.weights or ("metropolis" if symmetric else "uniform")
+        if weights != "given" and len(cycle) > 1:
             raise InputError(
-                f"matrix = {matrix!r:.80}: must be a square matrix of numbers"
-            ) from None
-    cycle = array[None] if array.ndim == 2 else array
-    if cycle.ndim != 3 or cycle.shape[1] != cycle.shape[2] or 0 in cycle.shape:
-        value = f" = {matrix!r:.80}" if array.ndim < 2 else ""
-        raise InputError(
-            f"matrix{value}: of shape {array.shape}; must be square, with a row and a column for "
-            "each worker"
-        )
-    if not (np.isfinite(cycle).all() and (cycle >= 0).all()):
-        raise InputError("matrix: its entries must be finite and zero or above")
-    present = cycle.any(axis=0) & ~np.eye(cycle.shape[1], dtype=bool)
-    symmetric = bool((present == present.T).all())
-    weights = ("metropolis" if symmetric else "uniform") if weights is None else weights
-    require_choice("weights", weights, WEIGHTS)
-    if weights != "given" and len(cycle) > 1:
-        raise InputError(
-            f"weights = {weights!r}: a cycle of matrices holds the shares; give weights='given'"
-        )
-    if weights == "metropolis" and not symmetric:
-        raise InputError(
-            "weights = 'metropolis': of a directed graph; give weights='uniform', whose columns "
-            "sum to one"
-        )
-    if weights == "given":
-        sums = cycle.sum(axis=1)
-        if (abs(sums - 1) > _ROUND_OFF).any():
-            at, worker = np.argwhere(abs(sums - 1) > _ROUND_OFF)[0]
-            place_of = f"matrix {at}, " if len(cycle) > 1 else ""
-            raise InputError(
-                f"matrix: {place_of}column {worker} sums to {sums[at, worker]:g}; the shares that "
-                "a worker sends and keeps must sum to one"
+                f"weights = {weights!r}: a cycle of matrices holds the shares; give weights='given'"
             )
-    else:
-        array = present.astype(np.int64)
-    _require_connected(
-        "matrix", [list(np.flatnonzero(column)) for column in present.T], not symmetric
-    )
-    return Topology("adjacency", matrix=_frozen(array.tolist()), weights=weights, label=name)
+        if weights == "metropolis" and not symmetric:
+            raise InputError(
+                "weights = 'metropolis': of a directed graph; give weights='uniform', whose "
+                "columns sum to one"
+            )
+        if weights == "given":
+            _require_shares(cycle)
+        else:
+            object.__setattr__(self, "matrix", _frozen(present.astype(np.int64).tolist()))
+        object.__setattr__(self, "weights", weights)
+        _require_connected(
+            "matrix", [list(np.flatnonzero(column)) for column in present.T], not symmetric
+        )
+
+    def __repr__(self) -> str:
+        """Write the label, or the text, of a large matrix without its entries."""
+        if self.label is None and len(self.matrix) > _SHOWN:
+            return f"{self.name}(<matrix of {len(self.matrix)}>, weights={self.weights})"
+        return self.label or str(self)
+
+    def edges(self, workers: int) -> list[Edges]:
+        """Return the cycle of matrices, as edges."""
+        cycle = self._matrices
+        if cycle.shape[1] != workers:
+            raise InputError(
+                f"topology = {self!r}: a graph of {cycle.shape[1]} workers, and there are "
+                f"{workers}; give as many"
+            )
+        return [self._edges(matrix * ~np.eye(workers, dtype=bool)) for matrix in cycle]
+
+    def _edges(self, matrix: np.ndarray) -> Edges:
+        sender, taker = np.nonzero(matrix.T)
+        if self.weights == "given":
+            return Edges(sender, taker, matrix[taker, sender])
+        degree = np.bincount(sender, minlength=len(matrix))
+        ends = degree[sender]
+        if self.weights == "metropolis":
+            ends = np.maximum(ends, degree[taker])
+        return Edges(sender, taker, 1.0 / (1 + ends))
+
+    @property
+    def _matrices(self) -> np.ndarray:
+        """The cycle of matrices, ``[cycle, workers, workers]``."""
+        array = np.asarray(self.matrix, np.float64)
+        return array[None] if array.ndim == 2 else array
 
 
-def slow_links(topology: Topology | str, links: Any) -> Topology:
-    """Return a topology with some slower links, in both directions.
+@dataclass(frozen=True)
+class slow_links(Topology):
+    """A topology with some slower links, in both directions.
 
     Parameters
     ----------
@@ -351,31 +372,37 @@ def slow_links(topology: Topology | str, links: Any) -> Topology:
     InputError
         For another form; where a cluster is made, also for a link that does not exist.
     """
-    slow = []
-    for i, link in enumerate(require_list("links", links)):
-        if not (isinstance(link, list | tuple) and len(link) == 3):
-            raise InputError(
-                f"links[{i}] = {link!r}: must be two workers and a number, such as [0, 1, 5]"
-            )
-        pair = sorted(require_count(f"links[{i}]: worker", worker, 0) for worker in link[:2])
-        slow.append((pair[0], pair[1], require_positive(f"links[{i}]: times", link[2])))
-    if not slow or len({link[:2] for link in slow}) < len(slow):
-        raise InputError(f"links = {links!r}: must name one link or more, each once")
-    return replace(as_topology(topology), slow=tuple(sorted(slow)))
+
+    topology: Annotated[Topology, lambda argument, value: as_topology(value)]
+    links: Annotated[Any, _links]
+
+    def __repr__(self) -> str:
+        """Write the text, with that of the graph for titles."""
+        return f"{self.name}({self.topology!r}, {write(self.links)})"
+
+    def edges(self, workers: int) -> list[Edges]:
+        """Return those of the graph."""
+        return self.topology.edges(workers)
+
+    def slowness(self, workers: int) -> dict[tuple[int, int], float]:
+        """Return the factors of the transfer times on slow links, by sender and receiver."""
+        neighbours = self.neighbours(workers)
+        for i, j, _ in self.links:
+            if max(i, j) >= workers or (j not in neighbours[i] and i not in neighbours[j]):
+                raise InputError(
+                    f"topology = {self!r}: among {workers} workers there is no link between {i} "
+                    f"and {j}; name an existing link"
+                )
+        slow = {pair: times for i, j, times in self.links for pair in ((i, j), (j, i))}
+        return self.topology.slowness(workers) | slow
 
 
 #: The topologies by their names on the command line.
-TOPOLOGIES: Mapping[str, Callable[..., Topology]] = {
-    factory.__name__: factory
-    for factory in (
-        ring,
-        exponential,
-        one_peer_exponential,
-        complete,
-        random_regular,
-        base2,
-        adjacency,
-        slow_links,
+TOPOLOGIES: Mapping[str, type[Topology]] = {
+    topology.__name__: topology
+    for topology in (
+        *(ring, exponential, one_peer_exponential, complete),
+        *(random_regular, base2, adjacency, slow_links),
     )
 }
 
@@ -388,7 +415,7 @@ def as_topology(value: Any) -> Topology:
     InputError
         For another value.
     """
-    return from_text("topology", value, Topology, TOPOLOGIES, "asyncsim.topologies.", "ring()")
+    return from_text("topology", value, Topology, TOPOLOGIES, "asyncsim.topologies.ring()")
 
 
 def is_symmetric(topology: Topology, workers: int) -> bool:
@@ -421,12 +448,34 @@ def _uniform(pairs: list[tuple[int, int]]) -> Edges:
     return Edges(sender, table[:, 1], 1.0 / (1 + np.bincount(sender)[sender]))
 
 
+def _circulant(workers: int, hops: Iterable[int]) -> Edges:
+    """Create the edges to the workers at these distances, with equal shares."""
+    return _uniform([(j, (j + hop) % workers) for hop in hops for j in range(workers)])
+
+
+def _hops(workers: int) -> list[int]:
+    """Return the powers of two below the number of workers."""
+    return [2**k for k in range((workers - 1).bit_length())]
+
+
 def _require_memory(topology: Topology, edges: float) -> None:
     require_memory(f"topology = {topology!r}", f"its {edges:,.0f} edges", edges * _EDGE_BYTES)
 
 
 def _frozen(rows: Any) -> Any:
     return tuple(map(_frozen, rows)) if isinstance(rows, list) else rows
+
+
+def _require_shares(cycle: np.ndarray) -> None:
+    """Check that the columns of given shares sum to one."""
+    sums = cycle.sum(axis=1)
+    if (wrong := np.argwhere(abs(sums - 1) > _ROUND_OFF)).size:
+        index, worker = wrong[0]
+        place = f"matrix {index}, " if len(cycle) > 1 else ""
+        raise InputError(
+            f"matrix: {place}column {worker} sums to {sums[index, worker]:g}; the shares that "
+            "a worker sends and keeps must sum to one"
+        )
 
 
 def _require_connected(argument: str, takers: list[list[int]], directed: bool) -> None:
@@ -453,75 +502,6 @@ def _require_connected(argument: str, takers: list[list[int]], directed: bool) -
                 else f"not connected: worker {lost} is apart from worker 0"
             )
             raise InputError(f"{argument}: the graph is {subject}; add edges, or leave workers out")
-
-
-def _of_matrix(topology: Topology, workers: int) -> list[Edges]:
-    assert topology.matrix is not None
-    cycle = np.asarray(topology.matrix, np.float64)
-    cycle = cycle[None] if cycle.ndim == 2 else cycle
-    if cycle.shape[1] != workers:
-        raise InputError(
-            f"topology = {topology!r}: a graph of {cycle.shape[1]} workers, and there are "
-            f"{workers}; give as many"
-        )
-    result = []
-    for matrix in cycle:
-        off = matrix * ~np.eye(workers, dtype=bool)
-        sender, taker = np.nonzero(off.T)
-        if topology.weights == "given":
-            share = off[taker, sender]
-        else:
-            degree = np.bincount(sender, minlength=workers)
-            larger = (
-                np.maximum(degree[sender], degree[taker])
-                if topology.weights == "metropolis"
-                else degree[sender]
-            )
-            share = 1.0 / (1 + larger)
-        result.append(Edges(sender, taker, share))
-    return result
-
-
-def _random_regular(topology: Topology, workers: int) -> list[tuple[int, int]]:
-    """Draw the edges, both ways, of a random connected graph of one degree.
-
-    Half-edges are paired at random, and impossible pairs are paired again (Steger and Wormald
-    1999). A graph of many edges is the complement of a graph of few.
-    """
-    degree = topology.degree
-    assert degree is not None and topology.seed is not None
-    subject = f"topology = {topology}: with {workers} workers"
-    if degree >= workers:
-        raise InputError(
-            f"{subject} the degree can be at most {workers - 1}; give less, or more workers"
-        )
-    if degree * workers % 2:
-        raise InputError(
-            f"{subject} the edges would have {degree * workers} ends, an odd number; change one of "
-            "them"
-        )
-    _require_memory(topology, degree * workers)
-    generator = np.random.default_rng(topology.seed)
-    inverted = degree > (workers - 1) / 2
-    pairs_each = workers - 1 - degree if inverted else degree
-    for _ in range(_DRAWS):
-        pairs = _paired(pairs_each, workers, generator)
-        if pairs is None:
-            continue
-        edges = {(i, j) for pair in pairs for i, j in (pair, pair[::-1])}
-        if inverted:
-            edges = {(i, j) for i in range(workers) for j in range(workers) if i != j} - edges
-        takers: list[list[int]] = [[] for _ in range(workers)]
-        for sender, taker in edges:
-            takers[sender].append(taker)
-        try:
-            _require_connected("", takers, directed=False)
-        except InputError:
-            continue
-        return sorted(edges)
-    raise InputError(
-        f"{subject} no connected graph was found in {_DRAWS} draws; give a degree of at least 3"
-    )
 
 
 def _paired(

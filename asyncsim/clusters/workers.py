@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.base.errors import InputError, require_count, require_list, require_memory
-from asyncsim.clusters.laws import Law, as_law, parse
-from asyncsim.clusters.network import with_mean
+from asyncsim.base.declared import each
+from asyncsim.base.errors import InputError, require_count, require_memory
+from asyncsim.clusters.laws import Law, lasting, parse
 
 #: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
 WORKER_BYTES = 1_000
@@ -24,10 +24,10 @@ class HeterogeneityWarning(UserWarning):
     """One law per worker was given, and all are equal."""
 
 
-def as_workers(value: Any) -> int:
+def as_workers(argument: str, value: Any) -> int:
     """Check a number of workers: at least one, and at most as many as fit into memory."""
-    workers = require_count("workers", value)
-    require_memory(f"workers = {workers}", "a cluster of so many", workers * WORKER_BYTES)
+    workers = require_count(argument, value)
+    require_memory(f"{argument} = {workers}", "a cluster of so many", workers * WORKER_BYTES)
     return workers
 
 
@@ -45,10 +45,8 @@ def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
     """Check the law of computing: one for all workers, or one for each."""
     value = _read("compute", value)
     if not isinstance(value, list | tuple):
-        return _lasting("compute", as_law("compute", value))
-    laws = tuple(
-        _lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value)
-    )
+        return lasting("compute", value)
+    laws = tuple(lasting(f"compute[{i}]", law) for i, law in enumerate(value))
     if len(laws) != workers:
         raise InputError(
             f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are "
@@ -88,14 +86,6 @@ def _window(argument: str, value: Any) -> int:
     return int(value)
 
 
-def _lasting(argument: str, law: Law) -> Law:
-    if with_mean(argument, law).mean <= 0:
-        raise InputError(
-            f"{argument} = {law}: a local step must take some time; give a mean above zero"
-        )
-    return law
-
-
 def proportional_windows(
     compute: Sequence[Law | float | str] | str, window: int
 ) -> tuple[int, ...]:
@@ -128,13 +118,6 @@ def proportional_windows(
         raise InputError(
             f"compute = {compute!r}: must be a list of laws; with one for all, give one window"
         )
-    means = [
-        as_law(f"compute[{i}]", law).mean for i, law in enumerate(require_list("compute", laws))
-    ]
-    if not all(0 < mean < math.inf for mean in means):
-        raise InputError(
-            f"compute = {compute!r}: must be one law per worker, each with a mean above zero and "
-            "finite"
-        )
+    means = [law.mean for law in each(lasting)("compute", laws)]
     fastest = min(means)
     return tuple(max(1, math.floor(window * fastest / mean + _ROUND_OFF)) for mean in means)

@@ -21,7 +21,7 @@ from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_choice, require_name, shown
 from asyncsim.byzantine.aggregation import Rule
 from asyncsim.byzantine.attacks import Attack
-from asyncsim.clusters.topologies import Topology
+from asyncsim.clusters.topologies import Topology, adjacency
 from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.methods.named import optimizers
 from asyncsim.problems import PROBLEMS, Problem
@@ -252,7 +252,7 @@ def _from_file(
     entry = entry_of(option, text, {}, kind.__name__)
     options = types.SimpleNamespace(workers=workers)
     product: Any = _build(option, entry, options, ("workers",), ("workers",), bool, kind)
-    if kind is Topology and product.matrix is not None and product.label is None:
+    if isinstance(product, adjacency) and product.label is None:
         product = dataclasses.replace(product, label=function.__name__)
     return product
 

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.failures import crash, join
+from asyncsim.clusters.laws import as_law
 from asyncsim.simulation.simulate import simulate
 from asyncsim.theory import throughput_theory
 from asyncsim.traces.columns import ACCEPTED, previous_rows
@@ -26,6 +28,8 @@ FEWEST_ROUNDS = 10
 _FIRST_LOOK, _MARGIN = 8, 1.05
 #: A staleness is lower if its ratio is below this.
 _CLEARLY = 0.99
+#: Identifies the draws of `settled`; lengths of absences among which one is drawn.
+_SETTLED, _LENGTHS = 0x5E771ED, 4096
 #: Commits per worker, in units of the staleness bound, until slightly faster workers wait.
 _AHEAD = 4
 
@@ -52,7 +56,9 @@ def measure(
 
     A horizon beyond the simulation is extrapolated with the rate after the start-up: one commit of
     each worker (with bounded staleness more, until fast workers wait), rounded to whole versions,
-    at most half of all commits. Rates, shares of time and staleness exclude the start-up.
+    at most half of all commits. Rates, shares of time and staleness exclude the start-up. With
+    crashes such a simulation starts `settled`, and the rates are scaled to the `availability`,
+    because the presence during one simulation may be far from it.
 
     Parameters
     ----------
@@ -91,7 +97,18 @@ def measure(
     per_second = {
         name: float((values[-1] - values[warm_up]) / lasting) for name, values in amounts.items()
     }
+    begin = column["commit_time"][accepted][warm_up]
+    shares = (
+        _shares_with_failures(trace, warm_up)
+        if trace.has_failures
+        else _shares(column, accepted, begin)
+    )
     beyond = amounts[horizon.of][-1] < horizon.amount
+    if beyond and crashing(cluster):
+        present = availability(cluster)
+        scale = present / (1.0 - shares["away"])
+        per_second |= {name: scale * per_second[name] for name in ("versions", "gradients")}
+        shares = {name: scale * share for name, share in shares.items()} | {"away": 1.0 - present}
     if beyond:
         missing = (horizon.amount - amounts[horizon.of][-1]) / per_second[horizon.of]
         totals = {
@@ -103,7 +120,6 @@ def measure(
         totals = {name: float(values[at]) if at >= 0 else 0.0 for name, values in amounts.items()}
     if horizon.of == "seconds":
         totals["seconds"] = horizon.amount
-    begin = column["commit_time"][accepted][warm_up]
     late = column["commit_time"] > begin
     up, down = message_bytes
     if cluster.policy.collective is not None:
@@ -112,11 +128,6 @@ def measure(
         messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())
         sent = (up * messages + down * np.count_nonzero(late)) / lasting
     staleness = counted_messages(trace, warm_up + 1)["staleness"].to_numpy()
-    shares = (
-        _shares_with_failures(trace, warm_up)
-        if trace.has_failures
-        else _shares(column, accepted, begin)
-    )
     return {
         **totals,
         "extrapolated": bool(beyond),
@@ -158,9 +169,58 @@ def _simulated(cluster: Cluster, horizon: Horizon, limit: int, seed: int) -> Tra
         commits = min(limit, max(2 * unit, unit * math.ceil(min(length, limit) / unit)))
         trace = simulate(cluster, commits, seed, progress=False)
         reached = float(_amounts(trace)[horizon.of][-1])
-        if reached >= horizon.amount or commits >= limit:
+        if reached >= horizon.amount:
             return trace
+        if commits >= limit:
+            from_long_run = settled(cluster, seed)
+            if from_long_run is cluster:
+                return trace
+            return simulate(from_long_run, commits, seed, progress=False)
         length = max(commits + unit, commits * _MARGIN * horizon.amount / max(reached, 1e-300))
+
+
+def crashing(cluster: Cluster) -> list[crash]:
+    """Return the crashes of a cluster; none if its workers leave and join at given times, too."""
+    if any(failure.at is not None for failure in cluster.failures):
+        return []
+    return [failure for failure in cluster.failures if isinstance(failure, crash)]
+
+
+def availability(cluster: Cluster) -> float:
+    """Return the share of the workers' time in which they are present, in the long run."""
+    present = np.ones(cluster.workers)
+    for failure in crashing(cluster):
+        hit = np.concatenate(failure.groups(cluster.workers, cluster.sites))
+        present[hit] *= 1.0 - _absence(failure)
+    return float(present.mean())
+
+
+def _absence(failure: crash) -> float:
+    """Return the share of the time in which a worker is away by a crash."""
+    every, lasts = as_law("every", failure.every).mean, as_law("lasts", failure.lasts).mean
+    return lasts / (every + lasts)
+
+
+def settled(cluster: Cluster, seed: int) -> Cluster:
+    """Return the cluster without the workers that are away at a random moment of the long run.
+
+    They join after the rest of their absence. The others' next crashes come as after a return,
+    which is exact for exponential times.
+    """
+    generator = np.random.default_rng([_SETTLED, seed])
+    joins: dict[int, float] = {}
+    for failure in crashing(cluster):
+        for group in failure.groups(cluster.workers, cluster.sites):
+            if generator.random() < _absence(failure):
+                # A moment meets an absence in proportion to its length, anywhere within it.
+                lengths = as_law("lasts", failure.lasts).sample(generator, _LENGTHS)
+                length = generator.choice(lengths, p=lengths / lengths.sum())
+                rest = length * (1.0 - generator.random())
+                joins |= {worker: max(rest, joins.get(worker, 0.0)) for worker in group}
+    if not joins or len(joins) == cluster.workers:
+        return cluster
+    arrivals = tuple(join(at=rest, workers=worker) for worker, rest in joins.items())
+    return dataclasses.replace(cluster, failures=(*cluster.failures, *arrivals))
 
 
 def _amounts(trace: Trace) -> dict[str, np.ndarray]:

@@ -82,7 +82,7 @@ def prescribed(
         tensors is checked in a replay.
     """
     commits = require_count("commits", commits)
-    workers = as_workers(workers)
+    workers = as_workers("workers", workers)
     window = require_count("window", window)
     seed = require_count("seed", seed, minimum=0)
     groups: tuple[str, ...] | int = 1
