@@ -409,7 +409,7 @@ def test_no_link_in_a_folder_of_results_is_followed(
         (["figures", "deep"], "its config.json is there but damaged"),
         *(
             ([command, "x" * 5_000, *name], "xxx...': n")  # neither ..., or no ...
-            for command, name in (("figures", ()), ("cite", ()), ("export", ()), ("tag", ("a",)))
+            for command, name in (("figures", ()), ("cite", ()), ("export", ("--csv",)), ("tag", ("a",)))
         ),
     ],
 )

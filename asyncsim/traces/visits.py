@@ -447,7 +447,7 @@ def _count_workers(log: Log, workers: int | None) -> int:
                 f"{numbers[-1]:.12g}; number the workers from 0, or give workers = "
                 f"{numbers[-1] + 1:.12g} if some are never served"
             )
-    return as_workers(workers)
+    return as_workers("workers", workers)
 
 
 def _side_log(
