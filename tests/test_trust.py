@@ -407,6 +407,15 @@ def test_no_link_in_a_folder_of_results_is_followed(
         (["study", *TOY, "--methods", "x" * 9_000], "unknown; choose from adag"),
         (["study", "staleness", "--resume", "deep"], "nested too deeply"),
         (["figures", "deep"], "its config.json is there but damaged"),
+        *(
+            ([command, "x" * 5_000, *name], "xxx...': n")  # neither ..., or no ...
+            for command, name in (
+                ("figures", ()),
+                ("cite", ()),
+                ("export", ("--csv",)),
+                ("tag", ("a",)),
+            )
+        ),
     ],
 )
 def test_each_mistake_is_one_line(told, arguments, message):
