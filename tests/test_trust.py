@@ -403,7 +403,7 @@ def test_no_link_in_a_folder_of_results_is_followed(
             ["study", *TOY, "--compute", f"gamma({','.join('1' * 9_000)})"],
             "9000 parameters given; write gamma(mean, cv)",
         ),
-        (["study", *TOY, "--compute", f"[1]*{'9' * 4_000}"], "only a list can be repeated"),
+        (["study", *TOY, "--compute", f"[1]*{'9' * 4_000}"], "more than 1000000 entries"),
         (["study", *TOY, "--methods", "x" * 9_000], "unknown; choose from adag"),
         (["study", "staleness", "--resume", "deep"], "nested too deeply"),
         (["figures", "deep"], "its config.json is there but damaged"),
