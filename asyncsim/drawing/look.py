@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import (
-    FixedFormatter,
+    FuncFormatter,
     LogFormatter,
     LogLocator,
     MaxNLocator,
@@ -288,7 +288,7 @@ class LiteralFigure(Figure):
         could control a terminal, which a warning would repeat, as question marks.
         """
         for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
-            if isinstance(axis.get_major_formatter(), FixedFormatter | StrCategoryFormatter):
+            if isinstance(axis.get_major_formatter(), FuncFormatter | StrCategoryFormatter):
                 # Names beside an axis become texts only now.
                 names = [label.get_text() for label in axis.get_ticklabels()]
                 if any(name != printable(name) for name in names):

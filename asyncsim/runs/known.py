@@ -34,7 +34,7 @@ _DEPTH = 3
 #: Longest text of an entry, and longest list of methods or note, in characters.
 _LONGEST, _LONGEST_LIST = 100, 1000
 #: Options that describe a cluster in a list, and their defaults.
-_CLUSTER = {"topology": None, "policy": "asynchronous", "protocol": "exchange"}
+_CLUSTER = {"topology": "server", "policy": "asynchronous", "protocol": "exchange"}
 
 
 class Tag(NamedTuple):
