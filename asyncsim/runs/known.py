@@ -101,7 +101,7 @@ def tag(
     InputError
         For a missing folder, an unknown run or commit, or a name that is malformed or taken.
     """
-    place = require_path("folder", folder).absolute()
+    place = Path(os.path.abspath(require_path("folder", folder)))  # without ".."
     if not place.is_dir() or not str(place).isprintable():
         raise InputError(f"folder = {shown(str(folder))}: is no folder; give one that exists")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
