@@ -133,8 +133,7 @@ def _tested(folder: Path, command: str, device: str) -> Tables:
     unfinished = (place / results.CONFIG).exists()
     study, config = _configured(command, "--resume" if unfinished else "--out", str(place))
     if isinstance(config, JobOptions):
-        # The device is one of the choices of this study's own option.
-        typed, config = config.command, replace(config, device=device)  # type: ignore[arg-type]
+        typed, config = config.command, replace(config, device=device)  # type: ignore[arg-type]  # a choice
         object.__setattr__(config, "command", typed)
     with contextlib.redirect_stdout(io.StringIO()):
         study.run(config)
