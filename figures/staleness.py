@@ -118,7 +118,8 @@ def read(folder: Path) -> Results:
         The folder has no results, or incomplete ones.
     """
     stored = finished.read(folder, "staleness", _COLUMNS)
-    rows = stored.summary[_COLUMNS]
+    (first, *_) = stored.config.get("cells", [{}])  # a figure is of one cluster
+    rows = stored.rows(**first)[_COLUMNS]
     traces = {name: stored.trace(name) for name in rows["trace_file"].unique()}
     runs: dict[str, list[Run]] = {}
     for row in rows.itertuples():
@@ -163,7 +164,8 @@ def loss(results: Results) -> Figure:
         for name, runs in results.runs.items()
         if not curves[name].ends
     }
-    table = pd.DataFrame(ends).agg(["mean", "min", "max"]).T
+    with np.errstate(over="ignore"):  # of losses near the largest number
+        table = pd.DataFrame(ends).agg(["mean", "min", "max"]).T
     failed = [results.labels[name] for name, curve in curves.items() if curve.ends]
     figure.set_label(findings.best(table, "minibatch loss at the end", failed=failed))
     _finish(figure, results, panels[0], "mean", curves)

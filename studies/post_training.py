@@ -12,6 +12,7 @@ groups, batches and update times replace the options.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,15 +28,17 @@ from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Law, as_law, scaled
 from asyncsim.clusters.rollouts import Rollouts, as_queue
-from asyncsim.methods.policy_gradient import policy_gradient
+from asyncsim.methods.policy_gradient import PolicyGradient, policy_gradient
 from asyncsim.problems import POLICY_PROBLEMS, PolicyProblem
 from asyncsim.replays.post_training import replay_members
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, titled
-from asyncsim.study.config import MOST_SEEDS, JobOptions
+from asyncsim.study.config import JobOptions
+from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.loading import own_file
 from asyncsim.study.ranking import Measure, at_the_edge, means, spread, tuned
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates, time_to_target
@@ -85,6 +88,8 @@ _OF_RECORDING = ("slots", "length", "train", "group", "batch")
 _OF_TRAINING = ("baseline", "inner_steps", "optimizer", "problem", "tune", "target", "by_length")
 #: Evaluations after the first one that meets the target at which it must still be met.
 _HOLD = 1
+#: One object, so that runs share programs.
+_ADAM = optax.adam(1.0)
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ class Config(JobOptions):
 
     corrections: tuple[str, ...] = ("none", "truncated(2)", "ppo(0.2)", "decoupled(0.2)")
     """Corrections for staleness: none, importance, truncated, cispo, icepop, ppo, decoupled, gspo,
-    with arguments. None given: clocks alone."""
+    with arguments; your own weight of a token: FILE.py:FUNCTION. None given: clocks alone."""
     baseline: Literal["group", "leave_one_out", "version_group", "none"] = "group"
     """What is subtracted from a reward."""
     inner_steps: int = 1
@@ -145,7 +150,8 @@ class Config(JobOptions):
     optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer of the learner."""
     problem: str = "token_bandit"
-    """What is learnt: token_bandit or arithmetic, with arguments: "arithmetic(2, partial=True)"."""
+    """What is learnt: token_bandit or arithmetic, with arguments: "arithmetic(2, partial=True)";
+    your own PolicyProblem: FILE.py:FUNCTION."""
     steps: int = 200
     """Updates of a run."""
     seeds: int = 3
@@ -177,7 +183,6 @@ class Config(JobOptions):
                 value = getattr(self, name)
                 raise InputError(f"{name} = {value}: has no effect {reason}; leave it out")
         require_count("steps", self.steps)
-        require_count("seeds", self.seeds, maximum=MOST_SEEDS)
         require_count("split", self.split, 0, 1000)
         if self.target is not None:
             require_number("target", self.target)
@@ -190,7 +195,7 @@ class Config(JobOptions):
         for queue in self.queues:
             as_queue("queues", queue)
         for correction in self.corrections:
-            policy_gradient(1.0, correction, self.baseline, self.inner_steps)
+            self.method(correction)
         groups = self.cluster(self.queues[0]).rollouts
         assert groups is not None
         if groups.batch // groups.group % self.inner_steps:
@@ -198,6 +203,11 @@ class Config(JobOptions):
                 f"inner_steps = {self.inner_steps}: does not divide the groups of a batch; give a "
                 "divisor"
             )
+
+    def method(self, correction: str) -> PolicyGradient:
+        """Return the method with a correction, at a learning rate of one."""
+        optimizer = None if self.optimizer == "sgd" else _ADAM
+        return policy_gradient(1.0, _weight(correction), self.baseline, self.inner_steps, optimizer)
 
     def cluster(self, queue: str) -> Cluster:
         """Return the cluster with a queue."""
@@ -231,11 +241,12 @@ def run(config: Config) -> Result:
     """
     config.check()
     clusters = {queue: config.cluster(queue) for queue in config.queues}
-    problem = called("problem", config.problem, POLICY_PROBLEMS)
-    optimizer = None if config.optimizer == "sgd" else optax.adam(1.0)
+    problem = from_file("problem", config.problem, PolicyProblem)
+    if isinstance(problem, str):
+        problem = called("problem", problem, POLICY_PROBLEMS)
     record = {**config.options_record("post_training"), "cluster": _about(config, clusters)}
     jobs = [
-        _queue_job(config, queue, cluster, seed, problem, optimizer)
+        _queue_job(config, queue, cluster, seed, problem)
         for seed in range(config.seeds)
         for queue, cluster in clusters.items()
     ]
@@ -284,20 +295,36 @@ def _about(config: Config, clusters: dict[str, Cluster]) -> str:
     )
 
 
+def _weight(correction: str) -> Any:
+    """Return the user's function that a correction names, or else its text.
+
+    With arguments, ``FILE.py:FUNCTION(2)``, the function returns the weight.
+    """
+    if not own_file(correction)[0]:
+        return correction
+    entry = entry_of("corrections", correction, {}, "weight of a token")
+    return entry.function if "(" not in correction else _called(entry.function, correction)
+
+
+@functools.lru_cache(64)  # compiled programs are cached by the identity of the weight
+def _called(function: Callable[..., Any], correction: str) -> Any:
+    return function(**entry_of("corrections", correction, {}, "weight of a token").arguments)
+
+
 def _queue_job(
-    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any
+    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
 ) -> Job:
     """Return the job of a queue's clock and of all runs on it."""
     return measurement(
         f"{queue}, seed {seed}",
         _measure,
-        *(config, queue, cluster, seed, problem, optimizer),
+        *(config, queue, cluster, seed, problem),
         labels={"queue": queue, "seed": seed},
     )
 
 
 def _measure(
-    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any
+    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
 ) -> Tables:
     """Simulate a queue's clock, and train on its samples."""
     with config.computing_device():
@@ -308,7 +335,7 @@ def _measure(
         if seed == 0 and queue in config.queues[:_TIMELINES]:
             tables |= timeline(queue, trace)
         if config.corrections:
-            tables |= _train(config, trace, queue, problem, optimizer)
+            tables |= _train(config, trace, queue, problem)
         else:
             tables[results.SUMMARY] = clock.assign(status="finished")
         return {name: table.to_dict("records") for name, table in tables.items()}
@@ -387,12 +414,12 @@ def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables
 
 
 def _train(
-    config: Config, trace: Trace, queue: str, problem: PolicyProblem, optimizer: Any
+    config: Config, trace: Trace, queue: str, problem: PolicyProblem
 ) -> dict[str, pd.DataFrame]:
     """Return a row per run on a trace, and the evaluations of all runs."""
     rows, curves, seed = [], [], trace.seed
     for correction in config.corrections:
-        method = policy_gradient(1.0, correction, config.baseline, config.inner_steps, optimizer)
+        method = config.method(correction)
         runs = replay_members(trace, method, problem, [seed] * len(config.tune), config.tune)
         for rate, run in zip(config.tune, runs, strict=True):
             labels = {"queue": queue, "correction": correction, "learning_rate": rate, "seed": seed}

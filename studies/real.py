@@ -142,7 +142,7 @@ class Config(TaskOptions):
     def check(self) -> None:
         """Check the options; see `JobOptions.check`."""
         super().check()
-        for name in ("workers", "steps", "seeds"):
+        for name in ("workers", "steps"):
             require_count(name, getattr(self, name))
         for name in ("questions", "discipline"):
             check_values(name, getattr(self, name))
@@ -162,7 +162,10 @@ class Config(TaskOptions):
 
     def cluster(self, discipline: str, method: Method | None = None) -> Cluster:
         """Return the cluster of a recording, with the policy that a method needs."""
-        values = {name: getattr(self, name) for name in DESCRIBED} | {"discipline": discipline}
+        described = [
+            name for name in DESCRIBED if hasattr(self, name)
+        ]  # the rest is in Python alone
+        values = {name: getattr(self, name) for name in described} | {"discipline": discipline}
         if isinstance(self.compute, str):
             values["compute"] = parse(self.compute)
         if method is not None and method.timing.policy is not None:

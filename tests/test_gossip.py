@@ -173,10 +173,7 @@ def forced_loop(running, every, momentum):
 
 @pytest.mark.parametrize(
     ("name", "momentum", "window"),
-    [
-        *((name, 0.9, 2) for name in ("overlap SGP", "AD-PSGD")),
-        pytest.param("D-PSGD on a ring", 0.9, 2, marks=pytest.mark.full),
-    ],
+    [(name, 0.9, 2) for name in ("overlap SGP", "AD-PSGD")],
 )
 def test_on_digits_teacher_forced(name, momentum, window):
     """With plain local steps, and with two steps with momentum between communications."""

@@ -23,14 +23,13 @@ from cases import (
     combining,
     counting,
     damped_buffer,
-    make_method,
     make_problem,
     make_trace,
     nested_problem,
     stateful_problem,
     stopping,
 )
-from event_loop import RECORDED, EventLoop, LoopDiverged, deviation, forced_deviation
+from event_loop import LoopDiverged, forced_deviation
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from world import SEEDS, clusters, gates
@@ -271,26 +270,3 @@ def test_networks_are_the_slow_replay(name):
         stopping(trace, methods.downpour(learning_rate=0.001), make_problem(name)), EVERY
     )
     assert max(found.values()) < FORCED, found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("protocol", ["read_then_write, two visits"])
-def test_downpour_is_the_slow_replay_without_forcing(protocol):
-    """A method that does not amplify round-off."""
-    trace, method, problem = (
-        make_trace(protocol),
-        make_method("downpour"),
-        make_problem("quadratic"),
-    )
-    replayed = Replay(trace, method, problem, precision="float64", record=[recorders.energy()])
-    loop = EventLoop(trace, method, problem)
-    replayed.advance(len(trace))
-    expected, found = loop.run(0, len(trace)), replayed.result().commits
-    central = np.asarray(replayed.state.central)
-    assert (
-        max(
-            deviation(central, loop.central),
-            *(deviation(found[name], expected[name]) for name in RECORDED),
-        )
-        < 1e-10
-    )

@@ -66,12 +66,31 @@ STUDIES = {
         "--workers 1 2 --methods downpour --time-budget 1 --steps 200",
         (2, {"curves"}, {"speedup.csv"}),
     ),
-    "queue": ("--workers 4 --service 0.5 --methods downpour", (2, {"curves"}, {"ranks.csv"})),
     "kappa": (
         "--workers 2 --methods gem(kappa=[1,2]) --steps 20 --diagnose-every 1",
         (2, {"curves"}, set()),
     ),
     "misspecification": ("--workers 1 2 --tune 0.1 0.2", (6, {"curves", "rates", "rows"}, set())),
+    "gossip": (
+        "--workers 3 --topology ring() complete() --tune 0.1 --target 0.3 --methods dpsgd downpour",
+        (3, {"curves", "consensus"}, set()),
+    ),
+    "stability": (
+        "--workers 2 3 --learning-rate 0.1 --methods downpour --no-limits",
+        (2, {"curves", "rows"}, set()),
+    ),
+    "energy": (
+        "--workers 1 2 --methods gem --diagnose-every 2",
+        (2, {"curves", "energy"}, {"compliance.csv", "energies.csv"}),
+    ),
+    "tensors": (
+        "--workers 2 4 --effective-batch 8 --problem digits(hidden=[2])",
+        (2, {"curves"}, {"tensors.csv"}),
+    ),
+    "windows": (
+        "--workers 2 --window 1 3 --epochs 0.2 --methods agn --problem digits(hidden=[2])",
+        (2, {"curves"}, {"grid.csv", "efficiency.csv", "staleness.csv"}),
+    ),
     "generalization": (
         "--workers 2 --epochs 1 --methods gem --problem digits(hidden=[2]) --batch-size 64",
         (1, {"curves"}, set()),
@@ -134,7 +153,8 @@ def check_costs(results):
 def check_best(results):
     """Each row of the ranking is the first of its kind among the rows of all rates."""
     best, rates = results.table("comparison.csv"), results.table("tuning.csv")
-    keys = [name for name in best if name in {"workers", "window", "policy", "deaths", "method"}]
+    varied = {"workers", "window", "policy", "deaths", "topology", "method"}
+    keys = [name for name in best if name in varied]
     assert not best.duplicated([*keys, *({"byzantine", "discipline"} & set(best))]).any()
     assert best["seeds"].eq(1).all() and set(best["learning_rate"]) <= set(rates["learning_rate"])
 
@@ -223,17 +243,6 @@ def check_speedup(results):
     assert list(table["workers"]) == [1, 2] and list(table["reached"]) == [0, 1]
     assert np.isinf(table["time_to_target"][0]) and 0 < table["time_to_target"][1] < 1
     assert np.isnan(table["speedup"][0]) and table["speedup"][1] == 1.0
-
-
-def check_queue(results):
-    ranks = results.table("ranks.csv")
-    assert list(ranks["worker"]) == [0, 1, 2, 3] * 2
-    assert ranks.groupby("discipline")["share"].sum().tolist() == pytest.approx([1, 1])
-    # Four workers of demand 0.5/1.5 each: the queue is never empty for long, and the last rank
-    # waits behind all others.
-    assert ranks.loc[ranks["discipline"] == "fifo", "share"].min() >= 0.2
-    lowest = ranks[ranks["discipline"] == "lowest_rank"].set_index("worker")["share"]
-    assert lowest[3] < 0.2 < lowest[0]
 
 
 def check_kappa(results):
@@ -683,6 +692,23 @@ def test_without_methods_policies_have_traces_alone(capsys):
     staleness = table["staleness_mean"]
     assert staleness["barrier"].max() == 0 < staleness["asynchronous"].min()
     assert {path.name for path in folder.glob("*.png")} == {"time.png"}
+
+
+def test_disciplines_differ_in_who_is_served():
+    policies = study.load("policies")
+    options = {"workers": 4, "steps": 10, "seeds": 1, "problem": "quadratic", "service": 0.5}
+    options["compute"] = "gamma(1, 0.2)"
+    disciplines = ("fifo", "lowest_rank")
+    config = policies.Config(**options, policy="asynchronous", discipline=disciplines, methods=())
+    folder, _ = policies.run(config)
+    ranks = read(folder, "policies").table("ranks.csv")
+    assert list(ranks["worker"]) == [0, 1, 2, 3] * 2
+    assert ranks.groupby("discipline")["share"].sum().tolist() == pytest.approx([1, 1])
+    # Four workers of demand 0.5/1.5 each: the queue is never empty for long, and the last rank
+    # waits behind all others.
+    assert ranks.loc[ranks["discipline"] == "fifo", "share"].min() >= 0.2
+    lowest = ranks[ranks["discipline"] == "lowest_rank"].set_index("worker")["share"]
+    assert lowest[3] < 0.2 < lowest[0]
 
 
 def test_reading_options_leaves_the_types_of_other_studies(recwarn):

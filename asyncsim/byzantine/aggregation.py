@@ -198,18 +198,17 @@ def trimmed_mean(f: Natural) -> Rule:
     """
 
     def aggregate(state, messages, mask, key):
-        n, m = len(messages), _count(mask)
-        low, high = _middle(messages, mask)
-        middle = low / 2 + high / 2
-        # Absent values count as the median, which is never trimmed, and leave the sum again.
-        values = jnp.where(mask[:, None], _entries(messages, mask), middle)
-        rows = _sorted(jax.lax.optimization_barrier(values))[f : n - f] or [middle]
-        total = sum(rows[1:], rows[0]) - (n - m).astype(middle.dtype) * middle
-        # Of too few messages all but the median can be trimmed.
-        too_few = m <= 2 * f
-        vector = jnp.where(too_few, middle, total / (m - 2 * f).astype(middle.dtype))
-        low, high = jnp.where(too_few, low, rows[0]), jnp.where(too_few, high, rows[-1])
-        return Aggregated(vector, _share_between(messages, mask, low, high))
+        rows, absent_below = _ordered(messages, mask)
+        m = _count(mask)
+        # Of too few messages all but the median are trimmed.
+        trimmed = jnp.clip((m - 1) // 2, 0, f)
+        ranks, first = _ranks(len(rows)), absent_below + trimmed
+        count = jnp.maximum(m - 2 * trimmed, 1)
+        last = first + count - 1
+        total = _combined((ranks >= first) & (ranks <= last), rows)
+        low, high = (_combined(ranks == rank, rows) for rank in (first, last))
+        share = _share_between(messages, mask, low, high)
+        return Aggregated(total / count.astype(total.dtype), share)
 
     return Rule(aggregate, lambda n: (n - 1) // 2, f, coordinatewise=True)
 
@@ -246,11 +245,13 @@ def geometric_median(iterations: Count | None = None, smoothing: Positive | None
     """
     is_rfa = iterations is not None or smoothing is not None
     most_steps = (iterations or 3) if is_rfa else _MOST_STEPS
+    no_tolerance: Any = 0.0
+    rfa_smoothing: Any = smoothing or 0.1
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
         tiny = jnp.finfo(clean.dtype).tiny
-        start, tolerance, floor = jnp.zeros_like(clean[0]), 0.0, smoothing or 0.1
+        start, tolerance, floor = jnp.zeros_like(clean[0]), no_tolerance, rfa_smoothing
         if not is_rfa:
             low, high = _middle(clean, usable)
             start = jnp.where(jnp.any(usable), low / 2 + high / 2, 0)
@@ -580,13 +581,13 @@ def _squares(rows: Array) -> Array:
     return jnp.einsum("np,np->n", rows, rows, precision=jax.lax.Precision.HIGHEST)
 
 
-def _combined(weights: Array, rows: Array) -> Array:
+def _combined(weights: Array, rows: Array | list[Array]) -> Array:
     """Add up the rows times their weights; rows without weight may be anything.
 
     An explicit sum, which XLA compiles to one pass.
     """
     total = jnp.zeros_like(rows[0])
-    for weight, row in zip(weights.astype(rows.dtype), rows, strict=True):
+    for weight, row in zip(weights.astype(total.dtype), rows, strict=True):
         total += jnp.where(weight == 0, 0, weight * row)
     return total
 
@@ -631,16 +632,25 @@ def _sorted(rows: Array) -> list[Array]:
     return ordered
 
 
+def _ordered(messages: Array, mask: Array) -> tuple[list[Array], Array]:
+    """Sort the entries of each coordinate; return the rows, and the number of absent ones below.
+
+    Half of the absent messages are placed below all others, and half above, so that the middle
+    stays.
+    """
+    values = _entries(messages, mask)
+    absent_below = (len(messages) - _count(mask)) // 2
+    below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= absent_below)
+    rows = _sorted(jax.lax.optimization_barrier(jnp.where(below[:, None], -values, values)))
+    return rows, absent_below
+
+
 def _middle(messages: Array, mask: Array) -> tuple[Array, Array]:
     """Return the two middle values of each coordinate; the same twice for an odd number."""
     n = len(messages)
-    values = _entries(messages, mask)
-    # Half of the absent messages are placed below all others, and half above, so that the middle
-    # stays.
-    absent = n - _count(mask)
-    below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= absent // 2)
-    rows = _sorted(jax.lax.optimization_barrier(jnp.where(below[:, None], -values, values)))
-    lower, upper, one_more = rows[max(n // 2 - 1, 0)], rows[n // 2], absent % 2 == 1
+    rows, absent_below = _ordered(messages, mask)
+    lower, upper = rows[max(n // 2 - 1, 0)], rows[n // 2]
+    one_more = n - _count(mask) != 2 * absent_below
     if n % 2:
         return jnp.where(one_more, lower, upper), upper
     return lower, jnp.where(one_more, lower, upper)

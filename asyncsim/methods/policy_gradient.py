@@ -17,6 +17,7 @@ import optax
 from asyncsim.base.calls import called, form_of
 from asyncsim.base.declared import Count, Positive, call_text, declaring, in_range
 from asyncsim.base.errors import InputError
+from asyncsim.base.tracing import naming, tree_text
 from asyncsim.methods.method import require_optimizer
 
 Array = jax.Array
@@ -238,13 +239,13 @@ def _correction(argument: str, correction: Any) -> Correction:
     if not callable(correction) or correction in CORRECTIONS.values():
         hint = f"; call it, {form_of(correction)}" if callable(correction) else ""
         raise InputError(f"{argument} = {correction!r}: must be a correction{hint}")
-    tokens, number = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3,), ()))
-    present = jax.ShapeDtypeStruct((3,), bool)
-    shape = jax.eval_shape(correction, tokens, tokens, tokens, number, present).shape
-    if shape != (3,):
+    tokens, present = (jax.ShapeDtypeStruct((3,), kind) for kind in (jnp.float32, bool))
+    weight = naming(f"{argument}(logp, behaviour, proximal, advantage, present)", correction)
+    result = jax.eval_shape(weight, tokens, tokens, tokens, tokens, present)
+    if getattr(result, "shape", None) != (3,):
         raise InputError(
-            f"{argument} = {correction!r}: returns an array of shape {list(shape)} for 3 tokens; "
-            "must return one weight for each token"
+            f"{argument} = {correction!r}: returns {tree_text(result)} for 3 tokens; must return "
+            "one weight for each token"
         )
     return Correction(correction, text=getattr(correction, "__name__", "custom"))
 

@@ -178,7 +178,9 @@ def _check_functions(problem: Problem, evaluate: Callable[..., Any] | None) -> N
             f"{tree_text(params)}; untrained arrays belong to init_state, or to the closure of loss"
         )
     number = jax.ShapeDtypeStruct((), jnp.result_type(float))
-    before, names, expected = (params,), "params", number
+    before: tuple[Any, ...] = (params,)
+    names = "params"
+    expected: Any = number
     if problem.init_state is not None:
         state = _traced("init_state()", problem.init_state)
         before, names, expected = (params, state), "params, state", (number, state)

@@ -386,7 +386,8 @@ def replay_members(
         require_count("seed", seed, 0)
     with jax.enable_x64(precision == "float64"):
         dtype = jnp.dtype(precision)
-        rateless: Any = method._replace(hyperparameters=(), learning_rate=1.0)
+        hashable: Any = ()
+        rateless: Any = method._replace(hyperparameters=hashable, learning_rate=1.0)
         programs = _programs(rateless, problem, _rollouts(trace).group, recorders, precision)
         plan, slots = plan_updates(trace, problem, trace.seed)
         # Few sizes, so that traces share programs.

@@ -35,6 +35,7 @@ from asyncsim.replays.run import Run
 from asyncsim.replays.suitable import require_enough, require_replies, require_shards
 from asyncsim.replays.waves import find_waves
 from asyncsim.simulation.simulate import simulate
+from asyncsim.study.columns import setting_text
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.executor import computing_device
 from asyncsim.study.jobs import Job, Tables
@@ -107,14 +108,8 @@ class Cell(NamedTuple):
 
 
 def _values(cell: Cell) -> str:
-    """Return the prefix that distinguishes a cell in the names of its jobs; ``none``: data that are
-    not split.
-    """
-    alike = {"split": np.inf}.items()
-    return "".join(
-        f"{name} {'none' if (name, value) in alike else value}, "
-        for name, value in cell.values.items()
-    )
+    """Return the prefix that distinguishes a cell in the names of its jobs."""
+    return "".join(f"{setting_text(name, value)}, " for name, value in cell.values.items())
 
 
 def timings(cluster: Cluster, methods: list[Method], bits: int = 32) -> dict[Cluster, list[str]]:

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -27,7 +27,15 @@ from asyncsim.base.console import (
 )
 from asyncsim.base.errors import InputError
 from asyncsim.base.interruption import interruptible
-from asyncsim.study.loading import hidden, load, shipped, studies, told_in_a_line
+from asyncsim.study.loading import (
+    GROUPS,
+    hidden,
+    load,
+    shipped,
+    studies,
+    told_in_a_line,
+    without_group,
+)
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study with failed runs.
@@ -41,16 +49,30 @@ The user's cache folder keeps compiled programs for the next start, unless {_NO_
 JAX's own environment variables take precedence.
 
 Exit codes: 0, 2 after bad input, 3 if some runs failed, {INTERRUPTED} after an interrupt.
+"""
+#: The studies that repeat the experiments of papers; the others answer questions about a cluster.
+_OF_PAPERS = frozenset(
+    {"claims", "delays", "ensembles", "forensics", "gem", "leaders", "replicas", "ringleader"}
+    | {"windows"}
+)
 
-studies:"""
+
+def overview(group: str = "") -> str:
+    """Return the list of studies, or of a group's, one line each, without importing them."""
+    texts = {name: _summary(path) for name, path in studies().items()}
+    if group:
+        return "\n".join(
+            [f"usage: asyncsim study {group} NAME [options]", "", *_lines(GROUPS[group], texts)]
+        )
+    texts |= {name: f"{', '.join(names)}." for name, names in GROUPS.items()}
+    own = texts.keys() - _OF_PAPERS - {name for names in GROUPS.values() for name in names}
+    lines = ["studies of your cluster:", *_lines(own, texts)]
+    return "\n".join([_USAGE, *lines, "", "studies of papers:", *_lines(_OF_PAPERS, texts)])
 
 
-def overview() -> str:
-    """Return the list of studies, one line each, without importing them."""
-    paths = studies()
-    width = max(map(len, paths), default=0)
-    lines = [f"  {name:<{width}}  {_summary(path)}" for name, path in sorted(paths.items())]
-    return "\n".join([_USAGE, *lines])
+def _lines(names: Iterable[str], texts: Mapping[str, str]) -> list[str]:
+    width = max(map(len, texts), default=0)
+    return [f"  {name:<{width}}  {texts[name]}" for name in sorted(names)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,9 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(overview())
             _warn_of(hidden())
             code = 0
+        elif arguments[0] in GROUPS and {"-h", "--help"}.issuperset(arguments[1:]):
+            print(overview(arguments[0]))
+            code = 0
         else:
             with interruptible():
-                code = _run(*arguments, keep_compiled=_NO_CACHE not in typed)
+                code = _run(*without_group(arguments), keep_compiled=_NO_CACHE not in typed)
         if sys.stdout is not None:
             sys.stdout.flush()  # here a full disk or a closed pipe can still be reported
         return code

@@ -24,8 +24,9 @@ from asyncsim.methods import METHODS, Method
 from asyncsim.problems.problem import measures
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun, timings
-from asyncsim.study.columns import Column, titled
+from asyncsim.study.columns import Column, is_until_target, setting_text, titled
 from asyncsim.study.finished import Finished, TheoryValue, present, read, trace_means, with_theory
+from asyncsim.study.jobs import Job
 from asyncsim.study.outcome import own_measures
 from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_parts, verdict
 from asyncsim.study.results import RANKING
@@ -62,12 +63,16 @@ class Comparison(NamedTuple):
     #: The runs that count, from the summary.
     counting: Callable[[pd.DataFrame], pd.DataFrame] = lambda summary: summary
     further: Callable[["Results"], Further] = lambda table: ({}, ())
+    #: Further measurements, from the cells.
+    measurements: Callable[[Any, list[Cell]], Sequence[Job]] = lambda config, cells: ()
     traces_alone: bool = False  #: whether it has an answer without methods
 
     def run(self, config: Any) -> Result:
         """Run the study; see `asyncsim.study.sweep.run_cells`."""
         config.check()
         config.say_ignored((_RATE,) if config.tune else (), "beside --tune")
+        for length in config.lengths:
+            config.say_ignored(("steps",), f"beside --{length.replace('_', '-')}")
         with config.computing_device():
             cells = self.prepare(config, sweep(config, config.points(), self.traces_alone))
             cells = [cell for cell in cells if cell.methods or not config.methods]
@@ -95,7 +100,8 @@ class Comparison(NamedTuple):
                     note(warning)
 
             also = {"compared": list(self.compared), "measure": measure.name}
-            return run_cells(self.name, config, cells, conclude, also=also)
+            jobs = self.measurements(config, cells)
+            return run_cells(self.name, config, cells, conclude, jobs, also=also)
 
     def _columns(self, job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:
         return {**costs(job.cell, job.method, trace), **self.of_run(job, run, trace)}
@@ -122,7 +128,7 @@ class Results(NamedTuple):
     @property
     def compared(self) -> list[str]:
         """The columns that name a ranked row."""
-        return [name for name in self.keys if name in self.study.compared] or ["method"]
+        return [name for name in self.study.compared if name in self.keys] or ["method"]
 
     @property
     def settings(self) -> list[str]:
@@ -184,13 +190,16 @@ class Results(NamedTuple):
         setting's verdict.
         """
         own = [name for name in own_measures(self.best) if not name.endswith("_sd")]
-        columns = (*self.study.columns, *_LEARNED, "test_accuracy", *own, *_COSTS, "gigabytes")
+        columns = [*self.study.columns, *_LEARNED, "test_accuracy", *own, *_COSTS, "gigabytes"]
+        is_reached = "reached" in self.best and self.best["reached"].any()
+        if not (is_reached or is_until_target(self.measure.name)):
+            columns = [name for name in columns if not is_until_target(str(name))]
         by = [*self.compared, *self.study.cases, _RATE]
         longer = "--steps" if self.config.time_budget is None else "--time-budget"
         what = " and ".join(self.compared)
         for group in self.groups(self.best):
             rows = group.reset_index(drop=True)
-            setting = ", ".join(f"{name} {rows[name].iloc[0]}" for name in self.settings)
+            setting = ", ".join(setting_text(name, rows[name].iloc[0]) for name in self.settings)
             names = [" on ".join(map(str, row)) for row in rows[self.compared].to_numpy()]
             yield setting
             yield from ranked_parts(rows, by, self.measure, columns)

@@ -24,23 +24,24 @@ from asyncsim.base.errors import (
     require_count,
     require_fraction,
     require_nonnegative,
+    require_positive,
     shown,
 )
 from asyncsim.base.files import field_values, plain
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure
-from asyncsim.clusters.laws import Law, parse
+from asyncsim.clusters.laws import Constant, Law, parse
 from asyncsim.clusters.network import SlowLinkWarning
 from asyncsim.clusters.policy import Policy, as_policy
+from asyncsim.clusters.topologies import Topology, as_topology
 from asyncsim.clusters.workers import HeterogeneityWarning
-from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, sha256
+from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, own_file, sha256
 
 if TYPE_CHECKING:
     from asyncsim.byzantine.aggregation import Rule
     from asyncsim.byzantine.attacks import Attack
     from asyncsim.clusters.network import PerWorker, SizeLike
-    from asyncsim.clusters.topologies import Topology
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
 
@@ -60,12 +61,14 @@ else:  # the command line's types
 
 
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
+#: The topology of a cluster with a server.
+SERVER = "server"
 #: Options that do not affect the results.
 ELSEWHERE = frozenset(
     ("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run")
 )
 #: Their runs are listed before the first begins.
-MOST_SEEDS = 100_000
+_MOST_SEEDS = 100_000
 
 
 def fields_of(options: Iterable[str]) -> frozenset[str]:
@@ -107,12 +110,13 @@ class JobOptions:
     """GPUs or TPUs that each run reserves (ray)."""
 
     def check(self) -> None:
-        """Check where results go and where they are computed."""
+        """Check where results go, where they are computed, and how many seeds there are."""
         if self.out is not None and self.resume is not None:
             raise InputError(
                 f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it "
                 "out"
             )
+        require_count("seeds", getattr(self, "seeds", 1), maximum=_MOST_SEEDS)
         self.check_executor()
 
     def check_executor(self) -> None:
@@ -173,7 +177,7 @@ class JobOptions:
         return {
             "study": study,
             **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: dict(self.study_file),
+            results.FILES: {**files_of(options), **self.study_file},
             **{name: plain(value) for name, value in options.items()},
             **{f"{name}_sha256": sha256(file.read_bytes()) for name, file in files.items()},
             "versions_of": package_versions(),
@@ -310,9 +314,6 @@ scale=2), mimic(workers, target), min_max(workers), of the first workers or a li
 Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 """
 
-    #: 0 for studies with another option for their length, which counts if ``steps`` is 0.
-    fewest_steps: ClassVar[int] = 1
-
     workers: int | tuple[int, ...] = 100
     """Workers of the cluster."""
     steps: int = 200
@@ -395,7 +396,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 
         Every study calls it first; a study's config checks its additional options, too.
         """
-        require_count("seeds", self.seeds, maximum=MOST_SEEDS)
         require_count("diagnose_every", self.diagnose_every, minimum=0)
         require_count("directions_every", self.directions_every, minimum=0)
         if self.servers > 1:
@@ -408,7 +408,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
                     )
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
-        require_count("steps", self.steps, minimum=self.fewest_steps)
+        require_count("steps", self.steps)
         # The proxy has it, too.
         require_fraction("momentum", self.momentum)
         if self.shared_bandwidth and self.bandwidth is None and self.far_bandwidth is None:
@@ -497,3 +497,31 @@ class StudyConfig(StudyOptions):
             return parse(value) if isinstance(value, str) else value
         except InputError as error:
             raise InputError(f"{option} = {shown(value)}: {error}") from None
+
+
+@dataclass(frozen=True)
+class CellConfig(StudyConfig):
+    """Options of a cell of a comparison, also without a server or on heterogeneous data."""
+
+    topology: TopologyLike = SERVER
+    """Who sends to whom without a server: ring(), exponential(), one_peer_exponential(),
+    complete(), random_regular(degree), base2(), or FILE.py:FUNCTION."""
+    split: float | None = None
+    """How heterogeneous the workers' data are: the parameter of the Dirichlet distribution by which
+    each worker's classes are mixed; 0.1 is much, 100 hardly. none: as the problem says, by default
+    all data for all workers."""
+
+    def check(self) -> None:
+        """Check the options; see `StudyOptions.check`."""
+        super().check()
+        if self.split is not None:
+            require_positive("split", self.split)
+
+    def _cluster(self, message_bytes: float | None) -> Cluster:
+        cluster = super()._cluster(message_bytes)
+        # A user's file is imported later: the folder of a resumed study may name a stranger's.
+        is_file = isinstance(self.topology, str) and own_file(self.topology)[0]
+        if is_file or self.topology == SERVER:
+            return cluster
+        service = cluster.service if self.changed("service") else Constant(0.0)
+        return dataclasses.replace(cluster, service=service, topology=as_topology(self.topology))

@@ -222,16 +222,6 @@ def _damage(error: Exception) -> str:
     )
 
 
-def outcomes(
-    folder: Path, summary: "pd.DataFrame", by: Sequence[str]
-) -> "list[str | pd.DataFrame]":
-    """Return the problem and the table of outcomes; ``by``: columns that distinguish its lines."""
-    from asyncsim.study.outcome import averaged, outcome_table
-
-    config, _ = study_of(folder)
-    return [f"{config['problem']}, {averaged(summary, by)}", *outcome_table(summary, by)]
-
-
 def present(
     folder: Path,
     tables: "Mapping[str, pd.DataFrame]",
@@ -324,7 +314,7 @@ def draw(folder: Path) -> list[Path]:
     config, study = study_of(folder)
     comparison = figures("comparison").draw(folder, study) if "compared" in config else []
     if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
-        return list(figures(study).draw(folder))
+        return [*comparison, *figures(study).draw(folder)]
     papers = [figures(paper).draw_study(study, folder) for paper in PAPERS]
     return [*comparison, *itertools.chain.from_iterable(papers)]
 

@@ -28,7 +28,7 @@ from tyro.constructors import (
 
 from asyncsim.base.calls import split
 from asyncsim.base.errors import InputError, require_choice, require_path
-from asyncsim.study.config import StudyConfig
+from asyncsim.study.config import CellConfig
 from asyncsim.study.target import TargetOptions
 
 _Value = TypeVar("_Value")
@@ -117,8 +117,8 @@ def _with_marks(config: type, is_brief: bool) -> Any:
     """Return a Config with tyro's marks: options that may have several values; for the short help
     first sentences, without the rare options.
     """
-    shared = (*dataclasses.fields(StudyConfig), *dataclasses.fields(TargetOptions))
-    rare = {field.name for field in shared} - _COMMON
+    shared = (*dataclasses.fields(CellConfig), *dataclasses.fields(TargetOptions))
+    rare = {field.name for field in shared} - _COMMON | {"time_budget", "epochs", "gradients"}
     several, texts = getattr(config, "several", ()), texts_of(config) if is_brief else {}
     types = typing.get_type_hints(config, include_extras=True)
     marked = []
@@ -175,6 +175,12 @@ def _in_a_line(box: str, name: str) -> str:
     message, *remedies = (" ".join(text.partition(_PARAGRAPH)[0].split()) for text in sections)
     remedy = next(iter(remedies[:-1]), f"asyncsim study {name} --help explains the options")
     message = message.removeprefix("Error parsing ").rstrip(".")
+    # Of an option with one value or several.
+    message = re.sub(
+        r"no type matching .*?([A-Z]{2,}).* could be instantiated from \[(.*)\]",
+        r"\2 is no \1",
+        message,
+    )
     return f"{message}; {remedy.removeprefix('Argument helptext: ')}"
 
 
