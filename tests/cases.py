@@ -82,16 +82,6 @@ def make_dynamic(workers=4, window=5, commits=300):
     )
 
 
-@functools.cache
-def make_torn(blocks, policy=ASYNCHRONOUS, workers=7, commits=400):
-    """Reads without locks, block by block, which take a third of the time of a gradient."""
-    options = {"protocol": "write_then_read", "discipline": "lock_free", "read_blocks": blocks}
-    return simulate(
-        Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5), policy=policy, **options),
-        commits,
-    )
-
-
 def tiny_mnist(batch_size=4, **options):
     """MNIST's network on twenty invented images."""
     rng = np.random.default_rng(0)

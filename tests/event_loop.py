@@ -108,8 +108,8 @@ class EventLoop:
         # Values taken over from a replay in place of the versions', by commit.
         self.reads: dict[int, Any] = {}
         self.forms: dict[int, Any] = {}
-        # The versions of each read's blocks, of which there is one unless reads are torn.
-        self.block_versions = trace.accepted.block_versions()
+        # The versions of each read's groups of tensors.
+        self.group_versions = trace.accepted.group_versions()
         # What each worker was told at its last visit, for methods that reply.
         self.replies = dict(enumerate(starts))
         # Compiled once per method and problem, which the entry keeps alive so that no other gets
@@ -269,7 +269,7 @@ class EventLoop:
         is_version = not replies and (version > before or not stop)
         self.versions = {int(version): self.central} if is_version else {}
         waiting = range(stop, len(self.frame))
-        first = waves.read if waves.blocks is None else waves.blocks.min(1)
+        first = waves.read if waves.groups is None else waves.groups.min(1)
         self.reads = {k: state.read[waves.slot[k]] for k in waiting if first[k] < stop + replies}
         if self.method.reply and not self.method.same_reply:
             self.replies = {number: state.read[number] for number in self.workers}
@@ -286,7 +286,7 @@ class EventLoop:
         )
 
     def _read(self, row):
-        versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)
+        versions, taken_over = self.group_versions[row.commit], self.reads.get(row.commit)
         if len(versions) == 1:
             return self.versions[int(versions[0])] if taken_over is None else taken_over
         return self._joined(
@@ -303,7 +303,7 @@ class EventLoop:
         return jnp.concatenate([blocks[owner][begin:end] for (begin, end), owner in runs])
 
     def _delays(self, row):
-        delays = self.version_before[row.commit] - self.block_versions[row.commit]
+        delays = self.version_before[row.commit] - self.group_versions[row.commit]
         if len(delays) == 1:
             return np.int32(delays[0])
         return self._joined([jnp.full(self.central.size, delay, np.int32) for delay in delays])

@@ -33,11 +33,7 @@ def run(rule, trace, rate=RATE):
     for row in frame.itertuples():
         w, x = workers[row.worker], path[-1]
         if not hasattr(w, "reply"):
-            w.read = (
-                versions[row.read_version]
-                if trace.read_blocks == 1
-                else torn(row, frame, path, trace.read_blocks)
-            )
+            w.read = versions[row.read_version]
 
         def steps(start, count=row.local_steps):
             taken = []
@@ -57,19 +53,6 @@ def run(rule, trace, rate=RATE):
         if visit.completes:  # what is only buffered is read by nobody
             versions[row.version], before = x, row.version
     return np.array(path)
-
-
-def torn(row, frame, path, blocks):
-    """What a read saw whose blocks were read one after the other, while others committed."""
-    read, width = np.empty_like(START), -(-len(START) // blocks)
-    for b in range(blocks):
-        instant = row.read_serve_time + (b + 1) * (row.read_time - row.read_serve_time) / blocks
-        there = (
-            row.read_version if b == blocks - 1 else int((frame["commit_time"] <= instant).sum())
-        )
-        there = 0 if row.job == 0 else there
-        read[b * width : (b + 1) * width] = path[there][b * width : (b + 1) * width]
-    return read
 
 
 def uniform(worker, step, shape, seed=0):

@@ -72,8 +72,8 @@ def rounds(workers, window=1):
 
 
 @functools.cache
-def torn(workers, window=1):
-    """Reads without locks, in eight blocks of the sixteen parameters."""
+def lock_free(workers, window=1):
+    """Reads and writes without waiting."""
     return simulate(
         meet(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.5, 0.3)), methods.hogwild().timing),
         COMMITS,
@@ -114,7 +114,7 @@ TIMINGS = {
     "asynchronous": asynchronous,
     "buffered": buffered,
     "rounds": rounds,
-    "torn": torn,
+    "lock_free": lock_free,
     "dynamic": dynamic,
 }
 TIMINGS |= {"buckets": in_buckets, "trials": in_trials, "quorum": quorum}
@@ -150,7 +150,7 @@ RULES = {
     "downpour": case(one),
     "adaptive_staleness": case(formulas.damping(lambda visit: 1 / (visit.tau + 1))),
     "agn": case(formulas.agn, 4),
-    "hogwild": case(one, timing="torn"),
+    "hogwild": case(one, timing="lock_free"),
     "fedasync, dynamic": case(formulas.fedasync(0.8, polynomial, 0.5), 6, "dynamic", rho=0.5),
     "delayed_nesterov, dynamic": case(
         formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1), 6, "dynamic"

@@ -92,8 +92,8 @@ SYSTEMS = {
         options={"attack": "alie(workers=1, z=1.0)"},
     ),
     "failures": System(cluster(failures=BROKEN)),
-    "torn": System(
-        cluster(protocol="write_then_read", discipline="lock_free", read_blocks=3),
+    "lock_free": System(
+        cluster(protocol="write_then_read", discipline="lock_free"),
         methods.downpour,
     ),
     "prescribed": System(lambda commits: prescribed(4, commits, 3), methods.downpour),

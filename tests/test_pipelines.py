@@ -105,7 +105,7 @@ def test_a_replay_equals_a_loop_that_keeps_all_versions(name, form):
     for found, value in zip(jax.tree.leaves(run.params), jax.tree.leaves(expected), strict=True):
         assert deviation(found, value) < 1e-12
     assert np.array_equal(
-        trace.block_versions().min(1), np.arange(COMMITS) - run.commits["staleness"]
+        trace.group_versions().min(1), np.arange(COMMITS) - run.commits["staleness"]
     )
 
 
@@ -188,7 +188,7 @@ def test_a_trace_of_groups_is_saved_and_summarised(tmp_path):
     trace = prescribed({"0": 24, "1": 0, "2": "exponential(3)"}, 200, workers=10, seed=1)
     loaded = Trace.load(trace.save(tmp_path / "trace.parquet"))
     assert loaded.source == trace.source and loaded.reads.equals(trace.reads)
-    assert np.array_equal(loaded.block_versions(), trace.block_versions())
+    assert np.array_equal(loaded.group_versions(), trace.group_versions())
     of_shard = trace.per_shard(warm_up=50).set_index("shard")["mean_staleness"]
     assert (of_shard[0], of_shard[1]) == (24, 0) and 2 < of_shard[2] < 4
     assert trace.summary(warm_up=50)["staleness_mean"] == pytest.approx(of_shard.mean())
@@ -197,6 +197,6 @@ def test_a_trace_of_groups_is_saved_and_summarised(tmp_path):
         "<Trace of 200 commits by 10 workers in 3 groups of tensors, prescribed, seed 1>"
     )
     longer = prescribed({"0": 24, "1": 0, "2": "exponential(3)"}, 300, workers=10, seed=1)
-    assert np.array_equal(longer.block_versions()[:200], trace.block_versions())
+    assert np.array_equal(longer.group_versions()[:200], trace.group_versions())
     fewer = prescribed({"2": "exponential(3)", "0,1": 2}, 200, workers=10, seed=1)
-    assert np.array_equal(fewer.block_versions()[:, 0], trace.block_versions()[:, 2])
+    assert np.array_equal(fewer.group_versions()[:, 0], trace.group_versions()[:, 2])

@@ -42,7 +42,7 @@ from asyncsim.replays.replay import Replay
 from asyncsim.study.cell import meet
 
 FORMS = ("single", "batch")
-KINDS = ("server", "torn", "prescribed", "failures")
+KINDS = ("server", "lock_free", "prescribed", "failures")
 BROKEN = [
     failures.crash("exponential(12)", "exponential(4)", detect=1.0),
     failures.outage("exponential(15)", 2.0, checkpoint_every=7, checkpoint_time=0.2),
@@ -121,8 +121,8 @@ def can_be(kind, method):
     light = {"message_size", "message_share"}  # which take any trace
     needs = {name for name, value in vars(method.timing).items() if value is not None} - light
     replies = not method.reply or method.same_reply
-    if kind == "torn":
-        return replies and ("read_blocks" in needs or not needs)
+    if kind == "lock_free":
+        return replies and ("discipline" in needs or not needs)
     if kind == "prescribed":
         return replies and not needs
     return True
@@ -137,11 +137,8 @@ def traces(draw, kind, form, rule, seed):
             Uniform(0, 3 * workers), commits, workers, draw(st.integers(1, 3)), seed % 1000
         )
     cluster = draw(clusters(sizes=(2, 9), locked=kind == "failures"))
-    if kind == "torn":
-        blocks = draw(st.integers(2, 4))
-        cluster = meet(
-            cluster, Timing(protocol="write_then_read", discipline="lock_free", read_blocks=blocks)
-        )
+    if kind == "lock_free":
+        cluster = meet(cluster, Timing(protocol="write_then_read", discipline="lock_free"))
     if kind == "failures":
         times = {
             "compute": "gamma(mean=1, cv=0.5)",

@@ -11,7 +11,7 @@ import optax
 import optax.contrib
 import pytest
 import test_real
-from cases import combining, make_problem, make_torn, make_trace
+from cases import combining, make_problem, make_trace
 from formulas import JORDAN, POLAR_EXPRESS, newton_schulz
 from jax.flatten_util import ravel_pytree
 
@@ -92,7 +92,6 @@ CASES = {
     ),
     "memory and reply": (lambda: methods.dana_zero(0.01), make_trace(commits=80)),
     "resume": (methods.aeasgd, make_trace(window=3, commits=80)),
-    "torn reads": (methods.hogwild, make_torn(8, commits=120)),
     "combine": (
         lambda: methods.batch_sgd(policy="barrier(3)"),
         make_trace(policy="barrier(3)", commits=80),

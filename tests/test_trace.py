@@ -31,10 +31,8 @@ TRACES = {
         60,
         seed=1,
     ),
-    "torn": simulate(
-        Cluster(
-            5, Gamma(1, 0.5), 0.3, protocol="write_then_read", discipline="lock_free", read_blocks=3
-        ),
+    "lock_free": simulate(
+        Cluster(5, Gamma(1, 0.5), 0.3, protocol="write_then_read", discipline="lock_free"),
         50,
     ),
     "more workers than commits": simulate(Cluster(50, Gamma(1, 0.2), service=1.0), 7),
@@ -52,7 +50,7 @@ def test_a_trace_comes_back_and_gives_the_same_bytes(trace, tmp_path):
     path = trace.save(tmp_path / "first.parquet")
     assert path == tmp_path / "first.parquet"
     first, loaded = path.read_bytes(), Trace.load(path)
-    assert np.array_equal(loaded.block_versions(), trace.block_versions())
+    assert np.array_equal(loaded.group_versions(), trace.group_versions())
     for name in ("frame", "open_reads", "present"):
         pd.testing.assert_frame_equal(getattr(loaded, name), getattr(trace, name), check_exact=True)
     assert loaded.source == trace.source

@@ -1,7 +1,5 @@
 """Cutting traces: against the definition, worked out commit by commit."""
 
-import itertools
-
 import numpy as np
 import pytest
 from edits import with_versions
@@ -152,24 +150,6 @@ def fill(slots, reads, begin, end):
         reads.position[made].tolist(), reads.slot[made].tolist(), strict=True
     ):
         slots[slot] = position
-
-
-@given(st.integers(2, 7), st.integers(2, 4), short, sizes, st.integers(0, 2**20))
-@settings(max_examples=40)
-def test_torn_reads_find_each_block_in_its_slot(workers, blocks, service, piece_size, seed):
-    options = {"protocol": "write_then_read", "discipline": "lock_free", "read_blocks": blocks}
-    cluster = Cluster(
-        workers, Exponential(1.0), service=service, latency=Exponential(0.2), **options
-    )
-    waves = find_waves(simulate(cluster, 80, seed))
-    assert waves.blocks.shape == (80, blocks)
-    reads = separate_reads(waves.blocks, waves.slot)
-    room = max(piece_size, most_at_one_position(reads))
-    slots = np.zeros(waves.slots, int)
-    for begin, end in itertools.pairwise(cut(waves, piece_size, (reads,), room, np.empty(0, int))):
-        assert np.array_equal(slots[waves.slot[begin:end]], waves.blocks[begin:end])
-        made = (reads.position > begin) & (reads.position <= end)
-        slots[reads.slot[made]] = reads.position[made]
 
 
 @given(traces, sizes)

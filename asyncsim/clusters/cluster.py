@@ -91,11 +91,6 @@ class Cluster:
         The order of service of waiting visits: ``"fifo"``, ``"lowest_rank"`` (the lowest worker
         index, which starves the others under load) or ``"random"`` (equally likely). With
         ``"lock_free"`` no visit waits: any number are served at once.
-    read_blocks : int
-        Above one, reads are torn: the parameters are read in that many blocks, spread evenly over
-        the service, and each block shows the commits up to its instant; see `Trace.block_versions`.
-        Each is ``ceil(parameters / read_blocks)`` wide, so that the last ones may be shorter or
-        empty. With ``"lock_free"`` and ``"write_then_read"``.
     policy : Policy
         The messages that make a version, and when workers continue: `asyncsim.asynchronous` and the
         other functions of `asyncsim.clusters.policy`. May be a text, ``"barrier(count=8)"``.
@@ -152,7 +147,6 @@ class Cluster:
     protocol: Annotated[str, functools.partial(require_choice, choices=PROTOCOLS)] = "exchange"
     exclusive: bool = True
     discipline: Annotated[str, functools.partial(require_choice, choices=DISCIPLINES)] = "fifo"
-    read_blocks: Count = 1
     policy: Annotated[Any, lambda argument, value: as_policy(value)] = _ASYNCHRONOUS
     failures: Any = ()
     topology: Annotated[Any, lambda argument, value: as_topology(value)] | None = None

@@ -25,7 +25,6 @@ _OF_A_SERVER = (
     "protocol",
     "exclusive",
     "discipline",
-    "read_blocks",
     "far_every",
     "servers",
 )
@@ -109,14 +108,7 @@ def _question_bandwidth(cluster: Any) -> None:
 
 
 def _check_visits(cluster: Any) -> None:
-    """Check that a visit can be torn, or split in two."""
-    is_torn = (cluster.protocol, cluster.discipline) == ("write_then_read", "lock_free")
-    if cluster.read_blocks > 1 and not is_torn:
-        raise InputError(
-            f"read_blocks = {cluster.read_blocks}: no worker commits during a read, unless "
-            "protocol is 'write_then_read' and discipline 'lock_free'; give these two, or leave "
-            "read_blocks out"
-        )
+    """Check that a visit can be split in two."""
     if not cluster.exclusive and cluster.protocol == "exchange":
         raise InputError(
             "exclusive = False: an exchange is always one atomic visit; leave exclusive out, or "
@@ -201,13 +193,8 @@ def _check_rollouts(cluster: Any) -> None:
 
 
 def _check_failures(cluster: Any) -> None:
-    """Check that restored checkpoints fit the reads, the policy and, of a job, its rounds."""
+    """Check that restored checkpoints fit the policy and, of a job, its rounds."""
     restores = [failure for failure in cluster.failures if failure.restores]
-    if restores and cluster.read_blocks > 1:
-        raise InputError(
-            f"read_blocks = {cluster.read_blocks}: with an outage, a read would be torn between "
-            "lost and restored versions; leave one of them out"
-        )
     if restores and cluster.policy.completes_between_messages:
         raise InputError(
             f"failures = {restores[0]}: a server that is down cannot complete a version at the "
@@ -266,7 +253,7 @@ def _check_shards(cluster: Any) -> None:
             "discard_stale(limit), or servers = 1"
         )
     why, instead = "not simulated with several servers", ", or give servers = 1"
-    _require_defaults(cluster, ("failures", "read_blocks"), why, instead)
+    _require_defaults(cluster, ("failures",), why, instead)
 
 
 def _check_topology(cluster: Any, topology: Topology) -> None:

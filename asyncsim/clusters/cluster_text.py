@@ -26,7 +26,6 @@ _PHRASES = {
     "far_bandwidth": "far bandwidth {} (bytes/s)",
     "exclusive": "in two visits",
     "discipline": "served {}",
-    "read_blocks": "reads in {} blocks",
     "topology": "no server, {}",
     "sites": "sites of {}",
     "far_every": "beyond its site at every visit {}",

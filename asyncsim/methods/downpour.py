@@ -1,6 +1,5 @@
 """DOWNPOUR adds updates as they arrive; Hogwild does so without locks on reads and writes."""
 
-from asyncsim.base.declared import Count
 from asyncsim.methods.declared import Optimizer, Rate, declared
 from asyncsim.methods.method import LEARNING_RATE, Method, Timing, local_steps
 
@@ -40,36 +39,25 @@ def downpour(
 
 
 @declared
-def hogwild(learning_rate: Rate = LEARNING_RATE, blocks: Count | None = 8) -> Method:
-    """Return Hogwild, for traces whose reads see the parameters block by block while others commit.
+def hogwild(learning_rate: Rate = LEARNING_RATE) -> Method:
+    """Return Hogwild, for traces whose workers read and write without waiting for each other.
 
-    With ``s`` the worker's read, whose blocks were read at different instants::
+    With ``s`` the worker's read::
 
         central <- central - learning_rate * gradient(s)
 
-    ``blocks``: number of blocks that a read goes through, of equal length except the last ones.
-    None: any trace.
-
     Notes
     -----
-    The timing, no waiting and torn reads, comes from the cluster's ``discipline="lock_free"`` and
-    ``read_blocks``, see `asyncsim.Trace.block_versions`; any method can run on such a trace. The
-    update is `downpour`'s.
-
-    The paper's gradients are sparse, and a worker reads and writes only the components of its
-    examples; here they are as dense as the problem's, and all blocks are read. Each component is
-    added to atomically, as in the paper: nothing is overwritten. A message is written at one
-    instant, the end of its visit. A visit's staleness is the staleness of the last block read,
-    which may be empty if there are few parameters; the other blocks are staler.
+    The update is `downpour`'s; the cluster's ``discipline="lock_free"`` is the difference. The
+    paper's gradients are sparse, and a worker reads and writes only the components of its examples;
+    here they are as dense as the problem's. Each component is added to atomically, as in the paper:
+    nothing is overwritten. A read and a write happen at one instant each, the end of their visit:
+    in the paper others may write while a worker reads.
 
     References
     ----------
     Recht, Re, Wright and Niu 2011, "Hogwild! A lock-free approach to parallelizing stochastic
     gradient descent", arXiv 1106.5730.
     """
-    timing = Timing()
-    if blocks is not None:
-        timing = Timing(
-            protocol="write_then_read", window=1, discipline="lock_free", read_blocks=blocks
-        )
+    timing = Timing(protocol="write_then_read", window=1, discipline="lock_free")
     return downpour(learning_rate)._replace(timing=timing)

@@ -108,7 +108,7 @@ class Visit(NamedTuple):
         Number of workers in the training.
     delays : Int[Array, "parameters"]
         The staleness of each parameter of the read for this gradient; a scalar where reads are
-        whole. ``staleness`` is the oldest group's, and with a torn read its newest block's.
+        whole. ``staleness`` is the oldest group's.
     loss : float
         Mean loss of the update's minibatches, for message, apply and reply; ``()`` before the
         local steps.
@@ -235,7 +235,7 @@ class Timing:
 
     Attributes
     ----------
-    workers, protocol, window, discipline, read_blocks, policy
+    workers, protocol, window, discipline, policy
         Fields of the trace's `asyncsim.Cluster`; other traces are refused. The policy is a
         Policy, given as one or as text; ``barrier()`` stands for any barrier.
     message_size : float
@@ -262,7 +262,6 @@ class Timing:
     protocol: Annotated[str, partial(require_choice, choices=PROTOCOLS)] | None = None
     window: Count | None = None
     discipline: Annotated[str, partial(require_choice, choices=DISCIPLINES)] | None = None
-    read_blocks: Count | None = None
     policy: Annotated[Any, require_policy] = None
     message_size: Positive | None = None
     message_share: Callable[[int], float] | None = None

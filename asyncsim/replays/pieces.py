@@ -458,7 +458,7 @@ def _delays(layout: Layout, visit: Visit) -> Array:
     """Return the staleness of each parameter of reads; where they are whole, of each read."""
     if not layout.bounds:
         return visit.staleness
-    delays: Any = visit.delays  # [piece_size, blocks]
+    delays: Any = visit.delays  # [piece_size, groups]
     of_runs = [
         jnp.broadcast_to(delays[:, owner, None], (len(delays), width))
         for width, owner in zip(np.diff(layout.bounds).tolist(), layout.owners, strict=True)

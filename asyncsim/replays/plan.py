@@ -100,7 +100,7 @@ class Plan:
         self.looked_at: np.ndarray = np.logical_or.reduce(self.looks, 0)
         starts = np.concatenate([np.flatnonzero(self.looked_at), stops[stops < commits]])
         empty = Reads(np.empty(0, int), np.empty(0, int))
-        read = waves.read if waves.blocks is None else waves.blocks
+        read = waves.read if waves.groups is None else waves.groups
         is_separate = np.full(commits, waves.reads == "separate")
         is_separate_push = np.full(commits, waves.separate_pushes)
         if waves.separate_commits is not None:
@@ -164,8 +164,8 @@ class Plan:
         # A restore drops the messages of an incomplete version: the next one begins there.
         restored_at = [position for position, *_ in self.restores]
         self._columns["completes"] = completes
-        if trace.read_blocks > 1:
-            self._columns["delays"] = before[:, None] - trace.block_versions()
+        if trace.source.shards > 1:
+            self._columns["delays"] = before[:, None] - trace.group_versions()
         self._columns |= places(completes, restored_at)
         self._workers = trace.workers
         self._dtype = dtype
@@ -328,17 +328,12 @@ def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int,
     InputError
         The trace's groups are no partition of the problem's tensors.
     """
-    groups, blocks = trace.source.groups, trace.read_blocks
-    if groups != 1:
-        argument = "stages" if isinstance(groups, int) else "groups of tensors"
-        _, bounds, owners = partition(problem.shapes, groups, argument, by_layer=True)
-        return (bounds, owners) if blocks > 1 else ((), ())
-    if blocks == 1:
+    groups = trace.source.groups
+    if groups == 1:
         return (), ()
-    # The last blocks may be shorter, or empty.
-    width = -(-problem.parameter_count // blocks)
-    bounds = tuple(min(block * width, problem.parameter_count) for block in range(blocks + 1))
-    return bounds, tuple(range(blocks))
+    argument = "stages" if isinstance(groups, int) else "groups of tensors"
+    _, bounds, owners = partition(problem.shapes, groups, argument, by_layer=True)
+    return (bounds, owners) if trace.source.shards > 1 else ((), ())
 
 
 def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: int) -> Any:

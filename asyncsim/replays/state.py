@@ -191,7 +191,7 @@ class Pieces(NamedTuple):
     """The plan of consecutive pieces; leaves have a leading axis ``pieces``; see `Layout`."""
 
     size: Array  # commits in the piece
-    slot: Array  # [piece_size], or [piece_size, blocks]
+    slot: Array  # [piece_size], or [piece_size, groups]
     push_slot: Array  # [piece_size]
     push_offset: Array  # [piece_size], commits of the piece before the message's read; -1: outside
     visit: Visit  # [piece_size]

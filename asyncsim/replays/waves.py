@@ -9,7 +9,7 @@ commits.
 Reads come in three kinds. After each commit, atomic with it (the exchange); before each commit,
 atomic with it (read, then write); and separate ones, anywhere between two commits. A read waits in
 a *slot* until the last commit that uses it: the worker's slot for the atomic kinds, else any free
-slot. A read whose blocks, or groups of tensors, have several versions is several reads.
+slot. A read whose groups of tensors have several versions is several reads.
 
 Without a server a commit depends only on its worker's previous commit and on the commits whose
 messages it takes up. Where methods mix nothing, a worker reads its own message
@@ -34,7 +34,7 @@ class Waves(NamedTuple):
     read, push : int array
         Positions of the read of the gradient, and of the read that the message is formed with.
     slot, push_slot : int array
-        Where these reads wait; ``slot`` has shape ``[commits, blocks]`` where `blocks` has.
+        Where these reads wait; ``slot`` has shape ``[commits, groups]`` where `groups` has.
     slots, push_slots : int
     reads : {"after", "before", "separate", "message"}
         See the module's text.
@@ -42,9 +42,8 @@ class Waves(NamedTuple):
         Whether messages are formed with the central variable of a visit before the commit's own.
     depends_on : int array
         Running maximum of the first position at which the commit can be computed; never decreases.
-    blocks : int array, shape ``[commits, blocks]``, or None
-        Positions of the blocks, or groups of tensors, of reads that are not whole; ``read`` is the
-        newest of each.
+    groups : int array, shape ``[commits, groups]``, or None
+        Positions of the reads of groups of tensors, where they differ; ``read`` is the newest.
     gossip : Gossip or None
         Without a server, the messages that commits take up.
     separate_commits : bool array, or None
@@ -64,7 +63,7 @@ class Waves(NamedTuple):
     reads: str
     separate_pushes: bool
     depends_on: np.ndarray
-    blocks: np.ndarray | None = None
+    groups: np.ndarray | None = None
     gossip: "Gossip | None" = None
     separate_commits: np.ndarray | None = None
     fresh: np.ndarray | None = None
@@ -197,24 +196,26 @@ def find_waves(trace: Trace, same_reply: bool = False) -> Waves:
         read, push = read - read_restored, push - push_restored
         checkpoint = _first_position(frame["restored"].to_numpy()[rows], version)
         restores = Restores(rows, checkpoint, read_restored, push_restored)
-    blocks = _first_position(trace.block_versions(), version) if trace.read_blocks > 1 else None
+    groups = None
+    if trace.source.shards > 1:
+        groups = _first_position(trace.group_versions(), version)
     separate_commits = None
     if fails and trace.protocol == "exchange" and trace.policy == asynchronous():
         # Workers that return, or that gave up a message, read between commits.
         reads = "after"
         separate_commits = read_restored | (read != np.where(previous >= 0, previous + 1, 0))
     else:
-        reads = "separate" if fails or blocks is not None else _kind_of_reads(read, previous)
+        reads = "separate" if fails or groups is not None else _kind_of_reads(read, previous)
         if reads == "before" and same_reply:
             reads = "separate"
     slot, slots = worker, trace.workers
     if reads == "separate":
-        slot, slots = _share_slots(read, read_restored) if blocks is None else _share_slots(blocks)
+        slot, slots = _share_slots(read, read_restored) if groups is None else _share_slots(groups)
     push_slot, push_slots = np.zeros_like(read), 0
     if separate_pushes:
         push_slot, push_slots = _share_slots(push, push_restored)
-    if blocks is not None and not fails:
-        read = blocks.max(1)
+    if groups is not None:
+        read = groups.max(1)
     return Waves(
         read,
         push,
@@ -226,7 +227,7 @@ def find_waves(trace: Trace, same_reply: bool = False) -> Waves:
         separate_pushes,
         # The running maximum: pieces are contiguous, so a commit waits for all commits before it.
         depends_on=np.maximum.accumulate(np.maximum(read, previous + 1)),
-        blocks=blocks,
+        groups=groups,
         separate_commits=separate_commits,
         fresh=fresh if fresh.any() else None,
         restores=restores,
@@ -236,7 +237,7 @@ def find_waves(trace: Trace, same_reply: bool = False) -> Waves:
 def separate_reads(position: np.ndarray, slot: np.ndarray, shared: bool = True) -> Reads:
     """Return the separate reads in order, without version zero, which all slots hold at the start.
 
-    ``position`` and ``slot`` have shape ``[commits]`` or ``[commits, blocks]``. ``shared``: reads
+    ``position`` and ``slot`` have shape ``[commits]`` or ``[commits, groups]``. ``shared``: reads
     of the same position share a slot, and are one read.
     """
     position, slot = position.ravel(), slot.ravel()
@@ -323,7 +324,7 @@ def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
 def _share_slots(read: np.ndarray, restored: Any = 0) -> tuple[np.ndarray, int]:
     """Assign a slot to each distinct read until its last commit, using as few slots as possible.
 
-    ``read``: positions, ``[commits]`` or ``[commits, blocks]``. ``restored``: 1 for reads of a
+    ``read``: positions, ``[commits]`` or ``[commits, groups]``. ``restored``: 1 for reads of a
     restored version, which differ from other reads of their position.
     """
     # Even numbers are usual reads, odd ones restored reads.

@@ -156,7 +156,6 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
                     needs[name] = tuple(row[:count] for row in value[:count])
     if needs.get("protocol", cluster.protocol) != cluster.protocol:
         needs["exclusive"] = True
-        needs.setdefault("read_blocks", 1)
     needs.pop("fewest_workers", None)  # jobs_of checks this
     sizes = [needs.pop(name, None) for name in OF_SIZES]
     vector = cluster.message_bytes

@@ -24,7 +24,6 @@ from asyncsim.traces.columns import (
     OUTCOMES,
     READ_COLUMNS,
     Source,
-    arrays_of,
 )
 from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
 from asyncsim.traces.tables import frame_of, parts_of
@@ -84,10 +83,9 @@ class Trace:
         ``local_steps``
             Steps of the computation.
         ``read_version``, ``read_time``
-            The version that the computation started from, and the end of the service that read it;
-            the last block's, if the read has several (see `block_versions`). ``read_arrive_time``
-            and ``read_serve_time``: the arrival and the begin of that visit. All are zero for a
-            worker's first job.
+            The version that the computation started from, and the end of the service that read it.
+            ``read_arrive_time`` and ``read_serve_time``: the arrival and the begin of that visit.
+            All are zero for a worker's first job.
         ``start_time``
             The begin of the computation.
         ``send_time``
@@ -420,11 +418,6 @@ class Trace:
         return self.source.servers
 
     @property
-    def read_blocks(self) -> int:
-        """The number of blocks, or groups of tensors, of a read; 1 if it is whole."""
-        return self.source.shards if self.cluster is None else self.cluster.read_blocks
-
-    @property
     def policy(self) -> Policy:
         """The timing policy; asynchronous for a trace without a cluster."""
         return self.source.policy
@@ -434,45 +427,18 @@ class Trace:
         """Versions of the packages that produced the trace."""
         return self.source.versions
 
-    def block_versions(self) -> np.ndarray:
-        """Return the version of every block of every read; a torn read has blocks of several
-        versions, and so has one of groups of tensors.
-
-        Without locks a read takes time. Its ``read_blocks`` are spread evenly over the service:
-        block ``b`` is read once ``(b + 1) / read_blocks`` of the service's time have passed, the
-        last one at its end. A block shows the commits up to its instant. Blocks are runs of equally
-        many parameters; the last ones hold the rest.
+    def group_versions(self) -> np.ndarray:
+        """Return the version of each group of tensors in every read; one group if reads are whole.
 
         Returns
         -------
-        int array, shape ``[rows, blocks]``
-            Of torn reads non-decreasing along a row; their last column is ``read_version``, the
-            only one of whole reads. Of groups of tensors the smallest is ``read_version``.
-
-        Notes
-        -----
-        A block sees a commit of the same instant, unless the read ended before it in the trace.
-        Messages are written at one instant, the end of their visit: a write spread over the same
-        blocks, as slow as the reads, would be seen either in full or not at all, as neither
-        overtakes the other.
-
-        References
-        ----------
-        Recht, Re, Wright and Niu 2011, "Hogwild!", arXiv 1106.5730: components are read and written
-        without locks.
+        int array, shape ``[rows, groups]``
+            The smallest of a row is its ``read_version``.
         """
-        if self.source.shards > 1:
-            of_shards = self.reads.loc[self.reads["shard"] >= 0, "version"].to_numpy()
-            return of_shards.reshape(-1, self.source.shards)[self.steps["read"]]
-        begin, end, read_version, time, version = arrays_of(
-            self.frame, "read_serve_time", "read_time", "read_version", "commit_time", "version"
-        )
-        parts = np.arange(1, self.read_blocks + 1) / self.read_blocks
-        times = begin[:, None] + parts * (end - begin)[:, None]
-        commits = np.searchsorted(time, times, side="right")
-        versions = np.minimum(np.r_[0, version][commits], read_version[:, None])
-        versions[:, -1] = read_version
-        return versions
+        if self.source.shards == 1:
+            return self.frame["read_version"].to_numpy()[:, None]
+        of_shards = self.reads.loc[self.reads["shard"] >= 0, "version"].to_numpy()
+        return of_shards.reshape(-1, self.source.shards)[self.steps["read"]]
 
     @property
     def samples(self) -> pd.DataFrame:

@@ -62,7 +62,7 @@ def counted_messages(trace: "Trace", warm_up: int) -> pd.DataFrame:
         accepted, shards = trace.accepted, trace.source.shards
         rows = np.repeat(np.arange(warm_up, len(accepted)), shards)
         before = accepted.steps["version"].to_numpy() - 1
-        staleness = (before[:, None] - accepted.block_versions())[warm_up:].ravel()
+        staleness = (before[:, None] - accepted.group_versions())[warm_up:].ravel()
         shard = np.tile(np.arange(shards), len(accepted) - warm_up)
         return accepted.frame.iloc[rows].assign(staleness=staleness, shard=shard)
     if trace.servers == 1:
