@@ -198,17 +198,23 @@ def trimmed_mean(f: Natural) -> Rule:
     """
 
     def aggregate(state, messages, mask, key):
-        rows, absent_below = _ordered(messages, mask)
-        m = _count(mask)
+        n, m = len(messages), _count(mask)
+        rank = min(f, (n - 1) // 2)
         # Of too few messages all but the median are trimmed.
-        trimmed = jnp.clip((m - 1) // 2, 0, f)
-        ranks, first = _ranks(len(rows)), absent_below + trimmed
-        count = jnp.maximum(m - 2 * trimmed, 1)
-        last = first + count - 1
-        total = _combined((ranks >= first) & (ranks <= last), rows)
-        low, high = (_combined(ranks == rank, rows) for rank in (first, last))
-        share = _share_between(messages, mask, low, high)
-        return Aggregated(total / count.astype(total.dtype), share)
+        trimmed = jnp.clip((m - 1) // 2, 0, rank)
+        # Absent messages move the limits of the remaining ones to ranks that are known at tracing.
+        low = _sorted(_placed(messages, mask, rank - trimmed))[rank]
+        high = _sorted(_placed(messages, mask, n - m - rank + trimmed))[n - 1 - rank]
+        low, high = jax.lax.optimization_barrier((low, high))
+        values, present = _entries(messages, mask), mask[:, None]
+        inside = present & (values > low) & (values < high)
+        at_low = jnp.sum(present & (values <= low), 0) - trimmed
+        at_high = jnp.sum(present & (values >= high), 0) - trimmed
+        total = jnp.sum(jnp.where(inside, values, 0), 0)
+        total += at_low.astype(values.dtype) * low + at_high.astype(values.dtype) * high
+        remaining = jnp.maximum(m - 2 * trimmed, 1).astype(values.dtype)
+        vector = jnp.where(low == high, low, total / remaining)
+        return Aggregated(vector, _share_between(messages, mask, low, high))
 
     return Rule(aggregate, lambda n: (n - 1) // 2, f, coordinatewise=True)
 
@@ -581,13 +587,13 @@ def _squares(rows: Array) -> Array:
     return jnp.einsum("np,np->n", rows, rows, precision=jax.lax.Precision.HIGHEST)
 
 
-def _combined(weights: Array, rows: Array | list[Array]) -> Array:
+def _combined(weights: Array, rows: Array) -> Array:
     """Add up the rows times their weights; rows without weight may be anything.
 
     An explicit sum, which XLA compiles to one pass.
     """
     total = jnp.zeros_like(rows[0])
-    for weight, row in zip(weights.astype(total.dtype), rows, strict=True):
+    for weight, row in zip(weights.astype(rows.dtype), rows, strict=True):
         total += jnp.where(weight == 0, 0, weight * row)
     return total
 
@@ -632,25 +638,22 @@ def _sorted(rows: Array) -> list[Array]:
     return ordered
 
 
-def _ordered(messages: Array, mask: Array) -> tuple[list[Array], Array]:
-    """Sort the entries of each coordinate; return the rows, and the number of absent ones below.
-
-    Half of the absent messages are placed below all others, and half above, so that the middle
-    stays.
-    """
+def _placed(messages: Array, mask: Array, below: Number) -> Array:
+    """Return the entries; of the absent ones so many are below all others, the remaining above."""
     values = _entries(messages, mask)
-    absent_below = (len(messages) - _count(mask)) // 2
-    below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= absent_below)
-    rows = _sorted(jax.lax.optimization_barrier(jnp.where(below[:, None], -values, values)))
-    return rows, absent_below
+    is_below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= below)
+    return jax.lax.optimization_barrier(jnp.where(is_below[:, None], -values, values))
 
 
 def _middle(messages: Array, mask: Array) -> tuple[Array, Array]:
     """Return the two middle values of each coordinate; the same twice for an odd number."""
     n = len(messages)
-    rows, absent_below = _ordered(messages, mask)
-    lower, upper = rows[max(n // 2 - 1, 0)], rows[n // 2]
-    one_more = n - _count(mask) != 2 * absent_below
+    absent = n - _count(mask)
+    # With as many absent messages below as above the middle stays.
+    rows = _sorted(_placed(messages, mask, absent // 2))
+    # Without the barrier each later use would sort again.
+    lower, upper = jax.lax.optimization_barrier((rows[max(n // 2 - 1, 0)], rows[n // 2]))
+    one_more = absent % 2 == 1
     if n % 2:
         return jnp.where(one_more, lower, upper), upper
     return lower, jnp.where(one_more, lower, upper)
