@@ -202,16 +202,17 @@ def trimmed_mean(f: Natural) -> Rule:
         rank = min(f, (n - 1) // 2)
         # Of too few messages all but the median are trimmed.
         trimmed = jnp.clip((m - 1) // 2, 0, rank)
-        # Absent messages move the limits of the remaining ones to ranks that are known at tracing.
-        low = _sorted(_placed(messages, mask, rank - trimmed))[rank]
-        high = _sorted(_placed(messages, mask, n - m - rank + trimmed))[n - 1 - rank]
-        low, high = jax.lax.optimization_barrier((low, high))
-        values, present = _entries(messages, mask), mask[:, None]
-        inside = present & (values > low) & (values < high)
-        at_low = jnp.sum(present & (values <= low), 0) - trimmed
-        at_high = jnp.sum(present & (values >= high), 0) - trimmed
-        total = jnp.sum(jnp.where(inside, values, 0), 0)
-        total += at_low.astype(values.dtype) * low + at_high.astype(values.dtype) * high
+        values = _entries(messages, mask)
+
+        def limit(sign):
+            # Absent messages below move the limit to a rank that is known at tracing.
+            return sign * _sorted(_placed(sign * values, mask, rank - trimmed))[rank]
+
+        # In a loop, as XLA would sort again for each use of the limits.
+        low, high = jax.lax.map(limit, jnp.asarray([1, -1], values.dtype))
+        # Trimmed values count as the limits, and leave the sum again.
+        total = _combined(mask, jnp.clip(values, low, high))
+        total -= trimmed.astype(values.dtype) * (low + high)
         remaining = jnp.maximum(m - 2 * trimmed, 1).astype(values.dtype)
         vector = jnp.where(low == high, low, total / remaining)
         return Aggregated(vector, _share_between(messages, mask, low, high))
@@ -651,9 +652,7 @@ def _middle(messages: Array, mask: Array) -> tuple[Array, Array]:
     absent = n - _count(mask)
     # With as many absent messages below as above the middle stays.
     rows = _sorted(_placed(messages, mask, absent // 2))
-    # Without the barrier each later use would sort again.
-    lower, upper = jax.lax.optimization_barrier((rows[max(n // 2 - 1, 0)], rows[n // 2]))
-    one_more = absent % 2 == 1
+    lower, upper, one_more = rows[max(n // 2 - 1, 0)], rows[n // 2], absent % 2 == 1
     if n % 2:
         return jnp.where(one_more, lower, upper), upper
     return lower, jnp.where(one_more, lower, upper)
