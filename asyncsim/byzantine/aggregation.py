@@ -181,7 +181,7 @@ def median(lower: bool = False) -> Rule:
     """
 
     def aggregate(state, messages, mask, key):
-        low, high = _middle(messages, mask)
+        low, high, _ = _limits(messages, mask)
         share = _share_between(messages, mask, low, high)
         return Aggregated(low if lower else low / 2 + high / 2, share)
 
@@ -198,22 +198,11 @@ def trimmed_mean(f: Natural) -> Rule:
     """
 
     def aggregate(state, messages, mask, key):
-        n, m = len(messages), _count(mask)
-        rank = min(f, (n - 1) // 2)
-        # Of too few messages all but the median are trimmed.
-        trimmed = jnp.clip((m - 1) // 2, 0, rank)
-        values = _entries(messages, mask)
-
-        def limit(sign):
-            # Absent messages below move the limit to a rank that is known at tracing.
-            return sign * _sorted(_placed(sign * values, mask, rank - trimmed))[rank]
-
-        # In a loop, as XLA would sort again for each use of the limits.
-        low, high = jax.lax.map(limit, jnp.asarray([1, -1], values.dtype))
+        low, high, trimmed = _limits(messages, mask, f)
         # Trimmed values count as the limits, and leave the sum again.
-        total = _combined(mask, jnp.clip(values, low, high))
-        total -= trimmed.astype(values.dtype) * (low + high)
-        remaining = jnp.maximum(m - 2 * trimmed, 1).astype(values.dtype)
+        total = _combined(mask, jnp.clip(_entries(messages, mask), low, high))
+        total -= trimmed.astype(total.dtype) * (low + high)
+        remaining = jnp.maximum(_count(mask) - 2 * trimmed, 1).astype(total.dtype)
         vector = jnp.where(low == high, low, total / remaining)
         return Aggregated(vector, _share_between(messages, mask, low, high))
 
@@ -260,7 +249,7 @@ def geometric_median(iterations: Count | None = None, smoothing: Positive | None
         tiny = jnp.finfo(clean.dtype).tiny
         start, tolerance, floor = jnp.zeros_like(clean[0]), no_tolerance, rfa_smoothing
         if not is_rfa:
-            low, high = _middle(clean, usable)
+            low, high, _ = _limits(clean, usable)
             start = jnp.where(jnp.any(usable), low / 2 + high / 2, 0)
             distances = jnp.where(usable, jnp.sqrt(_squares(clean - start)), jnp.inf)
             scale = jnp.sort(distances)[jnp.maximum(_count(usable) - 1, 0) // 2]
@@ -639,23 +628,26 @@ def _sorted(rows: Array) -> list[Array]:
     return ordered
 
 
-def _placed(messages: Array, mask: Array, below: Number) -> Array:
-    """Return the entries; of the absent ones so many are below all others, the remaining above."""
-    values = _entries(messages, mask)
-    is_below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= below)
-    return jax.lax.optimization_barrier(jnp.where(is_below[:, None], -values, values))
+def _limits(messages: Array, mask: Array, f: int | None = None) -> tuple[Array, Array, Array]:
+    """Return each coordinate's least and largest value after trimming, and the number trimmed.
 
-
-def _middle(messages: Array, mask: Array) -> tuple[Array, Array]:
-    """Return the two middle values of each coordinate; the same twice for an odd number."""
+    From either end ``f`` values are trimmed; of too few messages, or without ``f``, all but the
+    median: the middle value, or the two in the middle.
+    """
     n = len(messages)
-    absent = n - _count(mask)
-    # With as many absent messages below as above the middle stays.
-    rows = _sorted(_placed(messages, mask, absent // 2))
-    lower, upper, one_more = rows[max(n // 2 - 1, 0)], rows[n // 2], absent % 2 == 1
-    if n % 2:
-        return jnp.where(one_more, lower, upper), upper
-    return lower, jnp.where(one_more, lower, upper)
+    rank = (n - 1) // 2 if f is None else min(f, (n - 1) // 2)
+    trimmed = jnp.clip((_count(mask) - 1) // 2, 0, rank)
+    values = _entries(messages, mask)
+    # Absent messages below all others move the limit to a rank that is known at tracing.
+    is_below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= rank - trimmed)
+    ends = jnp.where(is_below, -1, 1).astype(values.dtype) * jnp.finfo(values.dtype).max
+
+    def limit(sign: Array) -> Array:
+        return sign * _sorted(jnp.where(mask[:, None], sign * values, ends[:, None]))[rank]
+
+    # In a loop, as XLA would sort again for each use of the limits.
+    low, high = jax.lax.map(limit, jnp.asarray([1, -1], values.dtype))
+    return low, high, trimmed
 
 
 def _share_between(messages: Array, mask: Array, low: Array, high: Array) -> Array:
