@@ -18,7 +18,7 @@ from asyncsim import (
     replay,
     simulate,
 )
-from asyncsim.replays.programs import as_data
+from asyncsim.replays.programs import cast
 from asyncsim.replays.replay import Replay
 
 CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05
@@ -129,9 +129,9 @@ def forced_loop(running, every, momentum):
         running.trace,
         running.method.name.replace("osgp", "sgp"),
     )
-    central, unravel = ravel_pytree(as_data(problem.init(jax.random.key(0)), np.float64))
+    central, unravel = ravel_pytree(cast(problem.init(jax.random.key(0)), np.float64))
     gradient = jax.jit(jax.value_and_grad(lambda x, batch: problem.loss(unravel(x), batch, None)))
-    data = as_data(problem.train, central.dtype)
+    data = cast(problem.train, central.dtype)
     batches, steps = problem.batch_indices(0, trace.workers), trace.window
     sent, losses, apart = [], [], 0.0
     for row in trace.frame.itertuples():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from asyncsim import InputError
+from asyncsim import Cluster, InputError, methods, replay, simulate
 from asyncsim.problems import (
     characters,
     custom,
@@ -477,6 +477,30 @@ def scores(params, data):
 
 def images(shape=(28, 28), label=(0, 9, 4)):
     return {"image": np.zeros((3, *shape), np.float32), "label": np.array(label)}
+
+
+@pytest.mark.parametrize(
+    ("label", "precision", "fits"),
+    [(2**40, "float32", False), (2**40, "float64", True), (7, "float32", True)],
+)
+def test_whole_numbers_are_never_cut_off(label, precision, fits):
+    def loss(params, batch, key):
+        return jnp.mean((params["w"] - batch["y"].astype(params["w"].dtype) / label) ** 2)
+
+    data = {"x": np.ones((20, 1), np.float32), "y": np.full(20, label, np.int64)}
+    problem = custom(lambda key: {"w": jnp.zeros(())}, loss, data, batch_size=4)
+    trace = simulate(Cluster(2, "gamma(1, 0.2)"), 200)
+    options = {"precision": precision, "progress": False}
+    if not fits:
+        with pytest.raises(
+            InputError,
+            match=r"whole numbers from 1099511627776 to .* int32 cannot hold; use precision=",
+        ):
+            replay(trace, methods.downpour(0.1), problem, **options)
+        return
+    assert replay(trace, methods.downpour(0.1), problem, **options).params["w"] == pytest.approx(
+        1, rel=1e-3
+    )
 
 
 def split_by_class(**options):

@@ -181,7 +181,7 @@ def median(lower: bool = False) -> Rule:
     """
 
     def aggregate(state, messages, mask, key):
-        low, high = _middle(messages, mask)
+        low, high, _ = _limits(messages, mask)
         share = _share_between(messages, mask, low, high)
         return Aggregated(low if lower else low / 2 + high / 2, share)
 
@@ -198,17 +198,13 @@ def trimmed_mean(f: Natural) -> Rule:
     """
 
     def aggregate(state, messages, mask, key):
-        rows, absent_below = _ordered(messages, mask)
-        m = _count(mask)
-        # Of too few messages all but the median are trimmed.
-        trimmed = jnp.clip((m - 1) // 2, 0, f)
-        ranks, first = _ranks(len(rows)), absent_below + trimmed
-        count = jnp.maximum(m - 2 * trimmed, 1)
-        last = first + count - 1
-        total = _combined((ranks >= first) & (ranks <= last), rows)
-        low, high = (_combined(ranks == rank, rows) for rank in (first, last))
-        share = _share_between(messages, mask, low, high)
-        return Aggregated(total / count.astype(total.dtype), share)
+        low, high, trimmed = _limits(messages, mask, f)
+        # Trimmed values count as the limits, and leave the sum again.
+        total = _combined(mask, jnp.clip(_entries(messages, mask), low, high))
+        total -= trimmed.astype(total.dtype) * (low + high)
+        remaining = jnp.maximum(_count(mask) - 2 * trimmed, 1).astype(total.dtype)
+        vector = jnp.where(low == high, low, total / remaining)
+        return Aggregated(vector, _share_between(messages, mask, low, high))
 
     return Rule(aggregate, lambda n: (n - 1) // 2, f, coordinatewise=True)
 
@@ -253,7 +249,7 @@ def geometric_median(iterations: Count | None = None, smoothing: Positive | None
         tiny = jnp.finfo(clean.dtype).tiny
         start, tolerance, floor = jnp.zeros_like(clean[0]), no_tolerance, rfa_smoothing
         if not is_rfa:
-            low, high = _middle(clean, usable)
+            low, high, _ = _limits(clean, usable)
             start = jnp.where(jnp.any(usable), low / 2 + high / 2, 0)
             distances = jnp.where(usable, jnp.sqrt(_squares(clean - start)), jnp.inf)
             scale = jnp.sort(distances)[jnp.maximum(_count(usable) - 1, 0) // 2]
@@ -581,13 +577,13 @@ def _squares(rows: Array) -> Array:
     return jnp.einsum("np,np->n", rows, rows, precision=jax.lax.Precision.HIGHEST)
 
 
-def _combined(weights: Array, rows: Array | list[Array]) -> Array:
+def _combined(weights: Array, rows: Array) -> Array:
     """Add up the rows times their weights; rows without weight may be anything.
 
     An explicit sum, which XLA compiles to one pass.
     """
     total = jnp.zeros_like(rows[0])
-    for weight, row in zip(weights.astype(total.dtype), rows, strict=True):
+    for weight, row in zip(weights.astype(rows.dtype), rows, strict=True):
         total += jnp.where(weight == 0, 0, weight * row)
     return total
 
@@ -632,28 +628,26 @@ def _sorted(rows: Array) -> list[Array]:
     return ordered
 
 
-def _ordered(messages: Array, mask: Array) -> tuple[list[Array], Array]:
-    """Sort the entries of each coordinate; return the rows, and the number of absent ones below.
+def _limits(messages: Array, mask: Array, f: int | None = None) -> tuple[Array, Array, Array]:
+    """Return each coordinate's least and largest value after trimming, and the number trimmed.
 
-    Half of the absent messages are placed below all others, and half above, so that the middle
-    stays.
+    From either end ``f`` values are trimmed; of too few messages, or without ``f``, all but the
+    median: the middle value, or the two in the middle.
     """
-    values = _entries(messages, mask)
-    absent_below = (len(messages) - _count(mask)) // 2
-    below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= absent_below)
-    rows = _sorted(jax.lax.optimization_barrier(jnp.where(below[:, None], -values, values)))
-    return rows, absent_below
-
-
-def _middle(messages: Array, mask: Array) -> tuple[Array, Array]:
-    """Return the two middle values of each coordinate; the same twice for an odd number."""
     n = len(messages)
-    rows, absent_below = _ordered(messages, mask)
-    lower, upper = rows[max(n // 2 - 1, 0)], rows[n // 2]
-    one_more = n - _count(mask) != 2 * absent_below
-    if n % 2:
-        return jnp.where(one_more, lower, upper), upper
-    return lower, jnp.where(one_more, lower, upper)
+    rank = (n - 1) // 2 if f is None else min(f, (n - 1) // 2)
+    trimmed = jnp.clip((_count(mask) - 1) // 2, 0, rank)
+    values = _entries(messages, mask)
+    # Absent messages below all others move the limit to a rank that is known at tracing.
+    is_below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= rank - trimmed)
+    ends = jnp.where(is_below, -1, 1).astype(values.dtype) * jnp.finfo(values.dtype).max
+
+    def limit(sign: Array) -> Array:
+        return sign * _sorted(jnp.where(mask[:, None], sign * values, ends[:, None]))[rank]
+
+    # In a loop, as XLA would sort again for each use of the limits.
+    low, high = jax.lax.map(limit, jnp.asarray([1, -1], values.dtype))
+    return low, high, trimmed
 
 
 def _share_between(messages: Array, mask: Array, low: Array, high: Array) -> Array:

@@ -315,6 +315,13 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
 @cached(maxsize=2)
 def _move(problem: IdentityKey, dtype: Any, device: Any) -> tuple[Any, Any]:
     data = problem.value.train, problem.value.test
+    for values in map(np.asarray, jax.tree.leaves(data)):
+        kind = jax.dtypes.canonicalize_dtype(values.dtype)
+        if values.dtype.kind in "iu" and not np.array_equal(values.astype(kind), values):
+            raise InputError(
+                f"problem: its data has whole numbers from {values.min()} to {values.max()}, which "
+                f"{kind} cannot hold; use precision='float64', or give smaller numbers, or floats"
+            )
     return jax.device_put(cast(data, dtype), device)
 
 
