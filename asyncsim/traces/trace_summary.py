@@ -28,7 +28,7 @@ from asyncsim.traces.columns import (
     arrays_of,
     previous_rows,
 )
-from asyncsim.traces.phases import Phases, computations, phases
+from asyncsim.traces.phases import IN_WORDS, phases
 from asyncsim.traces.samples import rollout_summary, trained_after
 from asyncsim.traces.tables import restores_of
 
@@ -95,7 +95,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
         - ``computing_share``, ``sending_share``, ``waiting_share``, ``served_share``,
           ``held_share``, ``returning_share``, ``away_share``: parts of the workers' time, by
-          `Phases`; they sum to one for a simulated trace. Sending counts as computing where
+          `phases`; they sum to one for a simulated trace. Sending counts as computing where
           departures are not recorded.
         - ``lost_time_share``: part of the workers' time spent on computations without effect.
         - ``counted_share``: the goodput, part of the workers' time spent on gradients that counted,
@@ -364,22 +364,19 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     """Split the workers' time in an interval into phases, goodput and losses."""
     losses = ("waiting", "sending", "discarded", "failed", "restoring")
     if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
-        shares = [*Phases._fields, "lost_time", "counted"]
+        shares = [*IN_WORDS, "lost_time", "counted"]
         return dict.fromkeys(
             [*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)],
             np.nan,
         )
     capacity = trace.workers * (end - begin)
-    rows = computations(trace)[["worker", "start_time", "compute_end"]]
+    table = phases(trace, range(trace.workers))
+    computing = table[table["phase"] == "computing"]
 
     def share(table: pd.DataFrame) -> float:
         return _ratio(_overlap(table["begin"], table["end"], begin, end), capacity)
 
-    part = {
-        phase: share(table)
-        for phase, table in phases(trace, range(trace.workers))._asdict().items()
-    }
-    rows = rows.set_axis(["worker", "begin", "end"], axis=1)
+    part = {phase: share(table[table["phase"] == phase]) for phase in IN_WORDS}
     outcome, failed_by = arrays_of(trace.steps, "outcome", "failed_by")
     is_accepted = outcome <= BUFFERED
     failed = np.isin(failed_by, (CRASH, LEAVE, LOSS))
@@ -388,13 +385,18 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     fate = np.select([failed, is_accepted & restoring, is_accepted], [1, 2, 3], 0)
     # A resent message has the fate of the last one; going backwards, each row sees its successor's.
     if (failed_by == RESENT).any():
-        previous = previous_rows(rows["worker"].to_numpy())
+        previous = previous_rows(trace.steps["worker"].to_numpy())
         for row in np.flatnonzero((previous >= 0) & (failed_by[previous] == RESENT))[::-1]:
             fate[previous[row]] = fate[row]
-    computed = {loss: share(rows[fate == number]) for number, loss in enumerate(losses[2:])}
+    # A computation without a row is not done.
+    fate, in_vain = np.append(fate, 3), np.append(~is_accepted, False)
+    row = computing["step"].to_numpy()
+    computed = {
+        loss: share(computing[fate[row] == number]) for number, loss in enumerate(losses[2:])
+    }
     return {
         **{f"{phase}_share": value for phase, value in part.items()},
-        "lost_time_share": share(rows[~is_accepted]),
+        "lost_time_share": share(computing[in_vain[row]]),
         "counted_share": part["computing"] - sum(computed.values()),
         "lost_to_waiting": part["waiting"] + part["served"] + part["held"],
         "lost_to_sending": part["sending"] + part["returning"],
@@ -427,7 +429,8 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
         return float(np.minimum(_ratio(_overlap(begins, ends, begin, end), capacity), 1.0))
 
     computed, away_share = (
-        share(table["begin"], table["end"]) for table in (times.computing, times.away)
+        share(table["begin"], table["end"])
+        for table in (times[times["phase"] == phase] for phase in ("computing", "away"))
     )
     flying = _overlap(
         departed, np.concatenate([taken_times, np.full(len(in_flight), end)]), begin, end
