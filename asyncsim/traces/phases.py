@@ -69,8 +69,7 @@ def phases(trace: "Trace", workers: Collection[int]) -> pd.DataFrame:
         table = table.rename(columns={"start_time": "begin", "arrive_time": "end"})
         table = table[table["worker"].isin(workers)].assign(phase="computing")
     else:
-        marks = _marks(trace, steps, reads)
-        table = _lasting(trace, [mark[mark["worker"].isin(workers)] for mark in marks], last)
+        table = _lasting(trace, _marks(trace, steps, reads), workers, last)
     table = table.loc[table["end"] > table["begin"], ["worker", "phase", "begin", "end", "step"]]
     return table.fillna({"step": -1}).astype({"worker": int, "step": int}).reset_index(drop=True)
 
@@ -127,19 +126,22 @@ def _marks(trace: "Trace", steps: pd.DataFrame, reads: pd.DataFrame) -> list[pd.
     ]
 
 
-def _lasting(trace: "Trace", marks: list[pd.DataFrame], last: float) -> pd.DataFrame:
+def _lasting(
+    trace: "Trace", marks: list[pd.DataFrame], workers: Collection[int], last: float
+) -> pd.DataFrame:
     """Return the phases between marks, with their ends."""
     absences = trace.absences[trace.absences["worker"] >= 0]
     spells = [
         pd.DataFrame({"worker": absences["worker"], "begin": absences[name], "away": change})
         for name, change in (("begin", 1), ("end", -1))
     ]
+    start = pd.DataFrame({"worker": np.arange(trace.workers), "begin": 0.0, "job": -1})
     marks = [table.assign(order=order) for order, table in enumerate(marks)]
-    table = pd.concat([*marks, *spells], ignore_index=True)
-    table = table[table["begin"] <= last]
+    table = pd.concat([start.assign(phase="held"), *marks, *spells], ignore_index=True)
+    table = table[table["worker"].isin(workers) & (table["begin"] <= last)]
     table = table.sort_values(["worker", "begin", "job", "order"], ignore_index=True)
     by_worker = table.groupby("worker", sort=False)
-    phase = by_worker["phase"].ffill().fillna("held")
+    phase = by_worker["phase"].ffill()
     is_away = table["away"].fillna(0).groupby(table["worker"]).cumsum() > 0
     table["phase"] = phase.where(~is_away | (phase != "held"), "away")
     table["end"] = by_worker["begin"].shift(-1).fillna(last)
