@@ -30,12 +30,14 @@ from asyncsim.drawing.curves import (
     scale_losses,
 )
 from asyncsim.drawing.paper import drawer
-from asyncsim.study.columns import axis_of
+from asyncsim.study.columns import axis_of, setting_text
 from asyncsim.study.finished import Finished
 from asyncsim.study.results import RANKING, cell_options
 from asyncsim.traces.phases import IN_WORDS
 
 _RATE, _CLUSTERS = "learning_rate", "clusters.csv"
+#: Lines of a panel that can be told from each other.
+_MOST_LINES = 8
 #: Parts of the workers' time that failures leave, with their colours.
 _LOST = {
     "counted_share": ("gradients that counted", look.SKY),
@@ -58,7 +60,9 @@ class Comparison:
         self.varied = [name for name in cell_options(self.config) if name in self.best]
         named = [*(name for name in self.varied if name != _RATE), "method"]
         named = list(dict.fromkeys(named))
-        self.compared = [name for name in named if name in self.config["compared"]] or ["method"]
+        self.compared = [name for name in self.config["compared"] if name in named] or ["method"]
+        if "method" in self.compared and len(self.best) > _MOST_LINES:
+            self.compared = ["method"]  # the rest in panels of its own
         self.settings = [name for name in named if name not in self.compared]
         self.best, self.rates = (
             table.assign(row=table[self.compared].astype(str).agg(" on ".join, axis=1))
@@ -77,7 +81,7 @@ class Comparison:
             return
         for values, rows in table.groupby(settings, sort=False):
             pairs = zip(settings, values, strict=True)
-            yield ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in pairs), rows
+            yield ", ".join(setting_text(name, value) for name, value in pairs), rows
 
     def curve(self, row: pd.Series, quantity: str) -> Curve:
         """Return the course of a quantity over the runs of a row."""

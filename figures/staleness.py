@@ -41,7 +41,7 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.replays.run import Run
 from asyncsim.study import finished
-from asyncsim.study.outcome import energy_ratios
+from asyncsim.study.outcome import energy_ratios, late_loss
 from asyncsim.traces.trace import Trace
 
 _COLUMNS = ["method", "trace_file", "run_folder"]
@@ -118,7 +118,8 @@ def read(folder: Path) -> Results:
         The folder has no results, or incomplete ones.
     """
     stored = finished.read(folder, "staleness", _COLUMNS)
-    rows = stored.summary[_COLUMNS]
+    (first, *_) = stored.config.get("cells", [{}])  # a figure is of one cluster
+    rows = stored.rows(**first)[_COLUMNS]
     traces = {name: stored.trace(name) for name in rows["trace_file"].unique()}
     runs: dict[str, list[Run]] = {}
     for row in rows.itertuples():
@@ -158,7 +159,15 @@ def loss(results: Results) -> Figure:
     until, scale = _longest_time(results), loss_axis(curves.values())
     figure, panels = draw_along(curves, results.labels, sizes, scale, until, steady_time(curves))
     panels[0].set_ylabel("minibatch loss")
-    figure.set_label(findings.end(curves, results.labels, "minibatch loss"))
+    ends = {  # as in the study's table
+        results.labels[name]: pd.Series([late_loss(run.commits, len(run.commits)) for run in runs])
+        for name, runs in results.runs.items()
+        if not curves[name].ends
+    }
+    with np.errstate(over="ignore"):  # of losses near the largest number
+        table = pd.DataFrame(ends).agg(["mean", "min", "max"]).T
+    failed = [results.labels[name] for name, curve in curves.items() if curve.ends]
+    figure.set_label(findings.best(table, "minibatch loss at the end", failed=failed))
     _finish(figure, results, panels[0], "mean", curves)
     return figure
 

@@ -22,7 +22,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, titled
 from asyncsim.study.config import JobOptions, LawLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
@@ -113,17 +113,17 @@ def run(config: Config) -> Result:
         best = parabola_optimum(table["interval"], table["goodput"])
         cluster = config.cluster(daly_interval(saving, every))
         rounds = simulate(cluster, _ROUNDS_SHOWN * config.workers, 0, progress=False)
-        text = (
+        parts = [
             f"{describe(cluster)}, at Daly's interval\n"
             f"{over_seeds(summary['seed'].nunique(), 'means over')}; goodput: share of the time "
-            "whose work is kept; law: Daly's equation 20\n"
-            f"{text_of(table, _COLUMNS)}\n"
+            "whose work is kept; law: Daly's equation 20",
+            titled(table, _COLUMNS),
             f"optimum by the law of Young {number_text(young_interval(saving, every))} s, of Daly "
-            f"{number_text(daly_interval(saving, every))} s"
-        )
+            f"{number_text(daly_interval(saving, every))} s",
+        ]
         verdict = _verdict(table, best, summary["seed"].nunique())
         example = "at Daly's interval, seed 0", rounds
-        present(folder, {TABLE: table}, text, verdict=verdict, example=example)
+        present(folder, {TABLE: table}, *parts, verdict=verdict, example=example)
 
     record = config.options_record("checkpoint")
     return run_jobs("checkpoint", config, record, jobs, executor_of(config, ()), conclude)

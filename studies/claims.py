@@ -36,6 +36,7 @@ from asyncsim.study.config import JobOptions, StudyConfig
 from asyncsim.study.executor import Local
 from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.jobs import Job, Result, Tables, measurement, run_jobs
+from asyncsim.study.loading import without_group
 from asyncsim.study.sweep import check_values
 
 #: The verdict on a claim whose runs have not ended.
@@ -104,7 +105,7 @@ def _require_data(commands: Iterable[str]) -> None:
 
 def _configured(command: str, *options: str) -> tuple[Any, Any]:
     """Return the study of a command and its config."""
-    name, *typed = shlex.split(command)
+    name, *typed = without_group(shlex.split(command))
     return configure(name, [*typed, *options], check=True)
 
 

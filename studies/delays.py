@@ -188,6 +188,8 @@ def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
     config.say_ignored(("steps",), "beside --gradients")
+    if config.question != "outer_momentum":
+        config.say_ignored(("learning_rate",), "beside --tune")
     return QUESTIONS[config.question].run(config)
 
 
@@ -321,7 +323,7 @@ def profiles(stages: int, staleness: int) -> dict[str, list[int]]:
         f"stage {stage}": [stages * staleness * (stage == other) for other in range(stages)]
         for stage in range(stages)
     }
-    whole = {"all": [staleness] * stages, "pipeline": falling, "reversed": falling[::-1]}
+    whole = {"even": [staleness] * stages, "pipeline": falling, "reversed": falling[::-1]}
     return {**in_one, **whole}
 
 
@@ -373,6 +375,7 @@ QUESTIONS = {
         columns=("optimizer", "adaptive"),
         reference={"adaptive": 0.0, "source": FIXED, "delay": 0},
         compared=("optimizer", "adaptive"),
+        what="optimizer",
         settings=("source",),
         ranks="ratio",
     ),
@@ -382,6 +385,7 @@ QUESTIONS = {
         columns=("rule", "server_momentum"),
         reference={"rule": PLAIN, "server_momentum": 0.0},
         compared=("rule", "server_momentum"),
+        what="rule",
         settings=("source", "delay"),
     ),
     "best_momentum": Question(
@@ -390,6 +394,7 @@ QUESTIONS = {
         columns=("server_momentum",),
         reference={"server_momentum": 0.0},
         compared=("server_momentum",),
+        what="momentum",
         settings=("source", "delay"),
     ),
     "pipeline": Question(
@@ -398,6 +403,7 @@ QUESTIONS = {
         columns=("method",),
         reference={"source": "none", "delay": 0},
         compared=("source", "delay"),
+        what="profile",
         settings=("method",),
         evaluations=20,
         last=5,

@@ -31,7 +31,7 @@ from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import meet
-from asyncsim.study.columns import axis_of, text_of
+from asyncsim.study.columns import axis_of, titled
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, executor_of, measurement, run_jobs
@@ -48,11 +48,9 @@ _OF_TIMES = (
     "shared_bandwidth",
     "message_bytes",
     "discipline",
-    "read_blocks",
     "sites",
     "far_latency",
     "far_bandwidth",
-    "server_site",
 )
 #: Options that the timing of some methods overrides.
 _OF_NEEDS = ("window", "protocol", "policy")
@@ -142,12 +140,12 @@ def _verdict(summary: pd.DataFrame) -> str:
     return f"the {axis_of('test_loss')} {'; '.join(clauses)}"
 
 
-def report(summary: pd.DataFrame) -> str:
-    """Format the printed table: means over the seeds."""
+def report(summary: pd.DataFrame) -> pd.DataFrame:
+    """Return the printed table: means over the seeds."""
     means = (
         summary.drop(columns="seed").groupby(["method", "models"], sort=False).mean().reset_index()
     )
-    return text_of(means, digits=4)
+    return titled(means, digits=4)
 
 
 def averaged_predictions(problem: Problem, models: Sequence[Any], data: Any) -> dict[str, float]:

@@ -8,6 +8,8 @@ commits per second; and for each method the time to a target.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from asyncsim.base.console import percent_text
 from asyncsim.base.errors import require_nonnegative
 from asyncsim.clusters.failures import crash
@@ -98,11 +100,13 @@ def goodput(table: Results) -> Further:
     clusters = costs_of_clusters(table, lost=True, first=("kept", "died"))
     kept_throughput = clusters["throughput"] * clusters["kept"]
     others = [clusters[name] for name in table.keys if name not in ("deaths", "method")]
-    fewest = kept_throughput.groupby(others, sort=False).transform("first")
+    fewest = kept_throughput.groupby(others or np.zeros(len(clusters))).transform("first")
     clusters.insert(4, "remaining", kept_throughput / fewest)
     tables, texts = clusters_table(table, clusters)
     if not clusters["died"].any():
         return tables, [*texts, "no worker died in these runs: give more --steps"]
+    if any(len(set(clusters.get(name, ()))) < 2 for name in ("policy", "deaths")):
+        return tables, texts  # nothing to compare
     worst = clusters[clusters["deaths"] == clusters["deaths"].max()].set_index("policy")[
         "remaining"
     ]

@@ -8,7 +8,7 @@ At paper scale about 800,000 commits of MNIST's network: one to two hours on two
 """
 
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.sweep import ComparisonConfig, preset
 
@@ -46,7 +46,7 @@ def alone(config: ComparisonConfig, cells: list[Cell]) -> list[Cell]:
 def all_rates(table: Results) -> Further:
     """Print every rate: what too high a rate does is the question."""
     columns = [*table.keys, "learning_rate", "diverged", "final_loss", "train_loss"]
-    return {}, [text_of(table.rates, columns)]
+    return {}, [titled(table.rates, columns)]
 
 
 run = Comparison("misspecification", measure=final_loss, prepare=alone, further=all_rates).run

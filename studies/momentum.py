@@ -15,7 +15,7 @@ momentum and step.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +32,10 @@ from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
-from asyncsim.study.config import LawLike, MethodLike, ProblemLike
+from asyncsim.study.columns import titled
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
-from asyncsim.study.sweep import SweepConfig, sweep
+from asyncsim.study.sweep import ComparisonConfig, preset, sweep
 from asyncsim.theory import implicit_momentum, implicit_momentum_path, window_step
 from asyncsim.theory.queueing import memoryless
 
@@ -67,47 +66,47 @@ _AVERAGED = {"downpour": False, "agn": True}
 
 
 @dataclass(frozen=True)
-class Config(SweepConfig):
+class Options(ComparisonConfig):
     """Options of the momentum study."""
 
-    varied: ClassVar = ("workers", "compute")
-
-    workers: tuple[int, ...] = (2, 4, 8, 16, 32)
-    """Workers of the clusters, one after the other; two or more."""
-    compute: tuple[str, ...] = ("exponential(1)", "gamma(mean=1, cv=0.5)", "gamma(mean=1, cv=0.2)")
-    """Laws of the time of a local step (s), one after the other."""
-    service: LawLike = "constant(0)"
-    """Law of the time that the server is busy with a visit (s)."""
-    methods: tuple[MethodLike, ...] = ("downpour",)
-    """Methods whose local steps are plain gradient descent."""
-    steps: int = 6
-    """Commits per worker on the measured path."""
-    seeds: int = 100
-    """Number of seeds: 0, 1, ...; at least three."""
     step: float = 1.0
     """Step of a commit times workers, which sets the learning rate for each number of workers;
     above 1/4 the mean oscillates."""
-    problem: ProblemLike = "quadratic"
-    """Fixed by the study (a quadratic); leave it out."""
-    x64: bool = True
-    """Compute in float64 instead of float32."""
+
+    @property
+    def varied(self) -> dict[str, tuple[Any, ...]]:
+        """The options with several values; laws and workers always vary."""
+        return {"compute": (self.compute,), "workers": (self.workers,), **super().varied}
+
+    def points(self) -> list[dict[str, Any]]:
+        """Return the values of each cell; the learning rate gives a window of plain local steps
+        the requested step.
+        """
+        return [
+            {
+                **point,
+                "learning_rate": 1
+                - (1 - self.step / point["workers"]) ** (1 / point.get("window", self.window)),
+            }
+            for point in super().points()
+        ]
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
-        super().check()
         require_positive("step", self.step)
+        fewest = min(self.varied["workers"])
         if self.seeds < _FEWEST:
             raise InputError(
                 f"seeds = {self.seeds}: must be at least {_FEWEST}, or the estimates have no error"
             )
-        if min(self.workers) < 2:
+        if fewest < 2:
             raise InputError(
                 "workers = 1: any momentum fits a lone worker's path; give two or more"
             )
-        if self.step >= min(self.workers):
+        if self.step >= fewest:
             raise InputError(
-                f"step = {self.step}: must be below the fewest workers, {min(self.workers)}, or "
-                "one commit overshoots"
+                f"step = {self.step}: must be below the fewest workers, {fewest}, or one commit "
+                "overshoots"
             )
         if self.protocol != "exchange":
             raise InputError(
@@ -126,12 +125,23 @@ class Config(SweepConfig):
             raise InputError(
                 f"problem = {self.problem!r}: this study is of a quadratic; leave it out"
             )
+        super().check()
 
 
-SCALES = {
-    "small": Config(),
-    "paper": Config(scale="paper", workers=(2, 4, 8, 16, 32, 64, 128), seeds=1000),
-}
+Config, SCALES = preset(
+    Options,
+    small={
+        "workers": (2, 4, 8, 16, 32),
+        "compute": ("exponential(1)", "gamma(mean=1, cv=0.5)", "gamma(mean=1, cv=0.2)"),
+        "service": "constant(0)",
+        "methods": ("downpour",),
+        "steps": 6,
+        "seeds": 100,
+        "problem": "quadratic",
+        "x64": True,
+    },
+    paper={"workers": (2, 4, 8, 16, 32, 64, 128), "seeds": 1000},
+)
 
 
 class Paths(NamedTuple):
@@ -152,13 +162,13 @@ class Estimate(NamedTuple):
     step_error: float
 
 
-def run(config: Config) -> Result:
+def run(config: Options) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
     config.say_ignored(_IGNORED, "here")
     with config.computing_device():
         problem = revealing_quadratic()
-        cells = sweep(replace(config, problem=problem), _grid(config))
+        cells = sweep(replace(config, problem=problem), config.points())
         if not any("momentum" in method.hyperparameters for method in cells[0].methods):
             config.say_ignored(
                 ["momentum"], "here: it belongs to a proxy, which this study does not measure"
@@ -174,7 +184,7 @@ def run(config: Config) -> Result:
                     "variable, "
                     "so their losses do not give its path; leave it out"
                 )
-            if config.window > 1 and not _steps_plainly(method):
+            if not _steps_plainly(method) and any(cell.config.window > 1 for cell in cells):
                 raise InputError(
                     f"optimizer = {method.hyperparameters['optimizer']!r}: with a window above one "
                     "the path is known "
@@ -186,7 +196,7 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = read_table(folder / TABLES[0])
-            present(folder, {}, report(table), verdict=_verdict(table))
+            present(folder, {}, *report(table), verdict=_verdict(table))
 
         return run_jobs("momentum", config, record, jobs, executor, conclude)
 
@@ -299,8 +309,8 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
     return Estimate(float(momentum), float(errors[0]), float(step), float(errors[1]))
 
 
-def report(momentum: pd.DataFrame) -> str:
-    """Format the printed table, with standard errors."""
+def report(momentum: pd.DataFrame) -> list[str | pd.DataFrame]:
+    """Return the printed table, with standard errors."""
     workers = momentum["workers"]
     printed = momentum.assign(
         momentum_measured=_with_error(momentum["momentum_measured"], momentum["standard_error"]),
@@ -311,31 +321,16 @@ def report(momentum: pd.DataFrame) -> str:
         path_off=_with_error(momentum["path_off"], momentum["path_error"]),
         assumptions_hold=momentum["assumptions_hold"].map({True: "yes", False: "no"}),
     )
-    return (
-        f"{text_of(printed, _PRINTED, digits=4)}\n"
-        "(path off: root mean square distance of the mean path from theory; assumed: theory's "
-        "assumptions hold)"
-    )
+    return [
+        titled(printed, _PRINTED, digits=4),
+        "path off: root mean square distance of the mean path from theory; assumed: theory's "
+        "assumptions hold",
+    ]
 
 
 def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:
     pairs = zip(values, errors, strict=True)
     return ["-" if np.isnan(value) else f"{value:.4f} \u00b1 {error:.4f}" for value, error in pairs]
-
-
-def _grid(config: Config) -> list[dict[str, Any]]:
-    """Return the cells' values; the learning rate gives a window of plain local steps the requested
-    step.
-    """
-    return [
-        {
-            "compute": law,
-            "workers": n,
-            "learning_rate": 1 - (1 - config.step / n) ** (1 / config.window),
-        }
-        for law in config.compute
-        for n in config.workers
-    ]
 
 
 def _job(cell: Cell, method: Method) -> Job:

@@ -50,7 +50,7 @@ from asyncsim.clusters.network import as_bandwidth, is_matrix
 from asyncsim.clusters.policy import as_policy, barrier
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, Columns, text_of
+from asyncsim.study.columns import Column, Columns, titled
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig, StudyOptions
 from asyncsim.study.executor import Executor, Local, LocalProcesses
 from asyncsim.study.finished import present
@@ -311,7 +311,6 @@ def _candidate(
         policy = barrier(policy.count, collective)
     if policy.collective is not None:  # an all-reduce has no server
         options |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
-        options["server_site"] = 0
         for name in ("bandwidth", "far_bandwidth"):
             options[name] = _narrower(name, getattr(config, name), len(config.sites))
     options["policy"] = policy
@@ -410,7 +409,6 @@ def _calibrated(config: Config) -> Cluster | None:
         "sites",
         "far_latency",
         "far_bandwidth",
-        "server_site",
     )
     config.say_ignored(ignored, "beside --recording")
     resized = config.changed("workers")
@@ -616,7 +614,7 @@ def _conclude(
         {PLAN: table},
         assumed,
         links,
-        _text(config, table),
+        *_parts(config, table),
         noise,
         at_the_edge(ended, config.tune, list(map(repr, ended["name"]))) if len(ended) else "",
         verdict=answer(config, table, links),
@@ -663,7 +661,7 @@ def _unit(seconds: float) -> tuple[str, float]:
     return next(unit for unit in _UNITS if seconds >= 2 * unit[1] or unit[1] == 1)
 
 
-def _text(config: Config, table: pd.DataFrame) -> str:
+def _parts(config: Config, table: pd.DataFrame) -> list[str | pd.DataFrame]:
     horizon, printed = config.horizon, table.head(config.show)
     unit, unit_seconds = _unit(table["cost"].median())
     in_time = horizon.of == "seconds"
@@ -716,16 +714,15 @@ def _text(config: Config, table: pd.DataFrame) -> str:
             f"{most_absences:.0f} absences"
         )
         far += "; in brackets the 95 % interval of such a mean" if beyond else ""
-    omitted = (
-        f"\nand {len(table) - len(printed)} more in {PLAN}" if len(table) > len(printed) else ""
-    )
+    omitted = f"and {len(table) - len(printed)} more in {PLAN}" if len(table) > len(printed) else ""
     over = over_seeds(int(table["seeds"].max()), "means over")
-    return (
+    return [
         f"{horizon}, {counted(config.workers, 'worker')}, {over}{far}\n"
         "computing, sending, ...: parts of the workers' time; goodput: the part spent on accepted "
-        "gradients\n"
-        f"{text_of(printed, columns)}{omitted}"
-    )
+        "gradients",
+        titled(printed, columns),
+        omitted,
+    ]
 
 
 def answer(config: Config, table: pd.DataFrame, links: str) -> str:

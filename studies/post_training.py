@@ -12,6 +12,7 @@ groups, batches and update times replace the options.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,15 +28,17 @@ from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Law, as_law, scaled
 from asyncsim.clusters.rollouts import Rollouts, as_queue
-from asyncsim.methods.policy_gradient import policy_gradient
+from asyncsim.methods.policy_gradient import PolicyGradient, policy_gradient
 from asyncsim.problems import POLICY_PROBLEMS, PolicyProblem
 from asyncsim.replays.post_training import replay_members
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, Columns, text_of
+from asyncsim.study.columns import Column, Columns, titled
 from asyncsim.study.config import MOST_SEEDS, JobOptions
+from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.loading import own_file
 from asyncsim.study.ranking import Measure, at_the_edge, means, spread, tuned
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates, time_to_target
@@ -85,6 +88,8 @@ _OF_RECORDING = ("slots", "length", "train", "group", "batch")
 _OF_TRAINING = ("baseline", "inner_steps", "optimizer", "problem", "tune", "target", "by_length")
 #: Evaluations after the first one that meets the target at which it must still be met.
 _HOLD = 1
+#: One object, so that runs share programs.
+_ADAM = optax.adam(1.0)
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ class Config(JobOptions):
 
     corrections: tuple[str, ...] = ("none", "truncated(2)", "ppo(0.2)", "decoupled(0.2)")
     """Corrections for staleness: none, importance, truncated, cispo, icepop, ppo, decoupled, gspo,
-    with arguments. None given: clocks alone."""
+    with arguments; your own weight of a token: FILE.py:FUNCTION. None given: clocks alone."""
     baseline: Literal["group", "leave_one_out", "version_group", "none"] = "group"
     """What is subtracted from a reward."""
     inner_steps: int = 1
@@ -145,7 +150,8 @@ class Config(JobOptions):
     optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer of the learner."""
     problem: str = "token_bandit"
-    """What is learnt: token_bandit or arithmetic, with arguments: "arithmetic(2, partial=True)"."""
+    """What is learnt: token_bandit or arithmetic, with arguments: "arithmetic(2, partial=True)";
+    your own PolicyProblem: FILE.py:FUNCTION."""
     steps: int = 200
     """Updates of a run."""
     seeds: int = 3
@@ -190,7 +196,7 @@ class Config(JobOptions):
         for queue in self.queues:
             as_queue("queues", queue)
         for correction in self.corrections:
-            policy_gradient(1.0, correction, self.baseline, self.inner_steps)
+            self.method(correction)
         groups = self.cluster(self.queues[0]).rollouts
         assert groups is not None
         if groups.batch // groups.group % self.inner_steps:
@@ -198,6 +204,11 @@ class Config(JobOptions):
                 f"inner_steps = {self.inner_steps}: does not divide the groups of a batch; give a "
                 "divisor"
             )
+
+    def method(self, correction: str) -> PolicyGradient:
+        """Return the method with a correction, at a learning rate of one."""
+        optimizer = None if self.optimizer == "sgd" else _ADAM
+        return policy_gradient(1.0, _weight(correction), self.baseline, self.inner_steps, optimizer)
 
     def cluster(self, queue: str) -> Cluster:
         """Return the cluster with a queue."""
@@ -231,11 +242,12 @@ def run(config: Config) -> Result:
     """
     config.check()
     clusters = {queue: config.cluster(queue) for queue in config.queues}
-    problem = called("problem", config.problem, POLICY_PROBLEMS)
-    optimizer = None if config.optimizer == "sgd" else optax.adam(1.0)
+    problem = from_file("problem", config.problem, PolicyProblem)
+    if isinstance(problem, str):
+        problem = called("problem", problem, POLICY_PROBLEMS)
     record = {**config.options_record("post_training"), "cluster": _about(config, clusters)}
     jobs = [
-        _queue_job(config, queue, cluster, seed, problem, optimizer)
+        _queue_job(config, queue, cluster, seed, problem)
         for seed in range(config.seeds)
         for queue, cluster in clusters.items()
     ]
@@ -268,7 +280,7 @@ def _conclude(
     present(
         folder,
         tables,
-        *_texts(config, clusters, tables),
+        *_parts(config, clusters, tables),
         verdict=answer(tables),
         example=(f"{queue}, seed 0", trace),
     )
@@ -284,20 +296,36 @@ def _about(config: Config, clusters: dict[str, Cluster]) -> str:
     )
 
 
+def _weight(correction: str) -> Any:
+    """Return the user's function that a correction names, or else its text.
+
+    With arguments, ``FILE.py:FUNCTION(2)``, the function returns the weight.
+    """
+    if not own_file(correction)[0]:
+        return correction
+    entry = entry_of("corrections", correction, {}, "weight of a token")
+    return entry.function if "(" not in correction else _called(entry.function, correction)
+
+
+@functools.lru_cache(64)  # compiled programs are cached by the identity of the weight
+def _called(function: Callable[..., Any], correction: str) -> Any:
+    return function(**entry_of("corrections", correction, {}, "weight of a token").arguments)
+
+
 def _queue_job(
-    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any
+    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
 ) -> Job:
     """Return the job of a queue's clock and of all runs on it."""
     return measurement(
         f"{queue}, seed {seed}",
         _measure,
-        *(config, queue, cluster, seed, problem, optimizer),
+        *(config, queue, cluster, seed, problem),
         labels={"queue": queue, "seed": seed},
     )
 
 
 def _measure(
-    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem, optimizer: Any
+    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
 ) -> Tables:
     """Simulate a queue's clock, and train on its samples."""
     with config.computing_device():
@@ -308,7 +336,7 @@ def _measure(
         if seed == 0 and queue in config.queues[:_TIMELINES]:
             tables |= timeline(queue, trace)
         if config.corrections:
-            tables |= _train(config, trace, queue, problem, optimizer)
+            tables |= _train(config, trace, queue, problem)
         else:
             tables[results.SUMMARY] = clock.assign(status="finished")
         return {name: table.to_dict("records") for name, table in tables.items()}
@@ -387,12 +415,12 @@ def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables
 
 
 def _train(
-    config: Config, trace: Trace, queue: str, problem: PolicyProblem, optimizer: Any
+    config: Config, trace: Trace, queue: str, problem: PolicyProblem
 ) -> dict[str, pd.DataFrame]:
     """Return a row per run on a trace, and the evaluations of all runs."""
     rows, curves, seed = [], [], trace.seed
     for correction in config.corrections:
-        method = policy_gradient(1.0, correction, config.baseline, config.inner_steps, optimizer)
+        method = config.method(correction)
         runs = replay_members(trace, method, problem, [seed] * len(config.tune), config.tune)
         for rate, run in zip(config.tune, runs, strict=True):
             labels = {"queue": queue, "correction": correction, "learning_rate": rate, "seed": seed}
@@ -461,9 +489,9 @@ def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()
 
 
-def _texts(
+def _parts(
     config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.DataFrame]
-) -> list[str]:
+) -> list[str | pd.DataFrame]:
     queues = tables[QUEUES]
     seeds = over_seeds(config.seeds, "means over")
     about = f"{_about(config, clusters)}; {seeds}, after the first fifth of the updates"
@@ -480,11 +508,11 @@ def _texts(
         Column("length_trained", "trained (s)"),
         "limit",
     ]
-    texts = [about, text_of(queues, shown), _LEGEND]
+    parts: list[str | pd.DataFrame] = [about, titled(queues, shown), _LEGEND]
     if config.seeds == 1:
-        texts.append("one seed cannot show the noise; give --seeds 3 or more")
+        parts.append("one seed cannot show the noise; give --seeds 3 or more")
     if SPLIT in tables:
-        texts += ["", f"{config.split} accelerators divided, by time alone; the quickest first"]
+        parts += [f"{config.split} accelerators divided, by time alone; the quickest first"]
         own = [
             "queue",
             "generating",
@@ -495,14 +523,14 @@ def _texts(
             shown[4],
             "limit",
         ]
-        texts.append(text_of(tables[SPLIT].head(10), own))
+        parts.append(titled(tables[SPLIT].head(10), own))
     if REWARDS in tables:
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
         what = "reward at the end, each correction at its best rate; time to a reward of"
         origin = "half way from the start to the best final reward"
         origin = origin if config.target is None else "--target"
-        texts += ["", f"{config.problem}: {what} {target} ({origin})"]
+        parts += [f"{config.problem}: {what} {target} ({origin})"]
         shown_rewards = rewards.assign(reward=spread(rewards, "reward"))
         columns: Columns = [
             "queue",
@@ -514,16 +542,16 @@ def _texts(
         ]
         if config.by_length:
             columns += [Column(f"reward_q{part}", f"q{part}") for part in range(1, 5)]
-        texts.append(text_of(shown_rewards, columns))
+        parts.append(titled(shown_rewards, columns))
         if config.by_length:
-            texts.append(
+            parts.append(
                 f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the "
                 "shortest"
             )
         named = [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]
         if edge := at_the_edge(rewards, config.tune, named):
-            texts.append(edge)
-    return texts
+            parts.append(edge)
+    return parts
 
 
 def answer(tables: dict[str, pd.DataFrame]) -> str:

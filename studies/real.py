@@ -45,7 +45,7 @@ from asyncsim.real.arrays import Task
 from asyncsim.real.recording import DESCRIBED, Recorded, check, ray_cluster, record
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, titled
 from asyncsim.study.config import (
     Discipline,
     LawLike,
@@ -125,8 +125,6 @@ class Config(TaskOptions):
     """Local steps per communication."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
     """Order of a visit; see asyncsim study compare -h."""
-    exclusive: bool = True
-    """read_then_write in one visit, not in two."""
     discipline: tuple[Discipline, ...] = ("fifo",)
     """Order of service of the waiting workers; a recording each."""
     policy: PolicyLike = "asynchronous"
@@ -151,10 +149,6 @@ class Config(TaskOptions):
         require_positive("timeout", self.timeout, "s")
         if self.topology is not None and self.extrapolate:
             raise InputError("extrapolate = True: needs a server; leave it or topology out")
-        if "fairness" in self.questions and not self.exclusive:
-            raise InputError(
-                "exclusive = False: the times between the two visits are not recorded; leave it out"
-            )
         self.cluster(self.discipline[0])
 
     def check_executor(self) -> None:
@@ -168,7 +162,10 @@ class Config(TaskOptions):
 
     def cluster(self, discipline: str, method: Method | None = None) -> Cluster:
         """Return the cluster of a recording, with the policy that a method needs."""
-        values = {name: getattr(self, name) for name in DESCRIBED} | {"discipline": discipline}
+        described = [
+            name for name in DESCRIBED if hasattr(self, name)
+        ]  # the rest is in Python alone
+        values = {name: getattr(self, name) for name in described} | {"discipline": discipline}
         if isinstance(self.compute, str):
             values["compute"] = parse(self.compute)
         if method is not None and method.timing.policy is not None:
@@ -354,18 +351,18 @@ def agreements(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    texts, verdicts = [text_of(summary, _TRAINED)], []
+    parts: list[str | pd.DataFrame] = [titled(summary, _TRAINED)]
+    verdicts = []
     if "holds" in summary:
-        printed = text_of(agreements(summary), digits=2)
-        texts.append(
-            f"\nreplays of the recorded order: largest difference before round-off can "
-            f"exceed the bar\n{printed}"
-        )
+        parts += [
+            "replays of the recorded order: largest difference before round-off can exceed the bar",
+            titled(agreements(summary), digits=2),
+        ]
         holds = f"{int(summary['holds'].sum())} of {counted(len(summary), 'recording')}"
         verdicts.append(f"replays agree within the bar with {holds}")
     if (folder / SHARES).exists():
         shares = read_table(folder / SHARES)
-        texts.append(f"\nshares of the commits\n{text_of(shares, _SHARED)}")
+        parts += ["shares of the commits", titled(shares, _SHARED)]
         for name, rows in summary.groupby("discipline", sort=False):
             if rows["trace.utilisation"].min() < _BUSY:
                 note(
@@ -377,7 +374,7 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         rates = summary["trace.throughput"]
         ends = dict.fromkeys([number_text(rates.min()), number_text(rates.max())])
         verdicts = [f"{' to '.join(ends)} commits/s"]
-    present(folder, {}, *texts, verdict="; ".join(verdicts))
+    present(folder, {}, *parts, verdict="; ".join(verdicts))
 
 
 def _fairness(shares: pd.DataFrame) -> list[str]:

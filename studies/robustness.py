@@ -21,7 +21,7 @@ from asyncsim.problems import Problem
 from asyncsim.problems.problem import measures
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.config import RuleLike, StudyConfig
 from asyncsim.study.entries import from_file
@@ -198,7 +198,7 @@ def worst_cases(table: Results) -> Further:
     )
     wide = wide.rename(columns=lambda count: f"{count} Byzantine" if count else "no attack")
     text = "test accuracy in the worst case over the attacks, each rule at its best rate"
-    return {}, [f"{text}\n{text_of(wide.reset_index())}\n"]
+    return {}, [text, titled(wide.reset_index())]
 
 
 def accuracy(config: Options, problem: Problem) -> Measure:

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
-from asyncsim.base.console import counted, number_text, table_text
+from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError, require_count, require_nonnegative
 from asyncsim.base.files import read_rows, write_csv, write_json
 from asyncsim.base.units import BYTES, RATES, SECONDS, SPEEDS, positive, quantity
@@ -40,7 +40,7 @@ from asyncsim.clusters.collectives import (
 from asyncsim.clusters.laws import Gamma
 from asyncsim.pages.page import on_a_page
 from asyncsim.study import results
-from asyncsim.study.columns import Column, Columns, text_of
+from asyncsim.study.columns import Column, Columns, titled
 from asyncsim.study.finished import present
 from asyncsim.study.sweep import check_values
 from asyncsim.theory import barrier_time
@@ -178,7 +178,7 @@ def run(config: Config) -> pd.DataFrame:
             present(
                 folder,
                 {},
-                _text(config, tables[-1], summary),
+                *_parts(config, tables[-1], summary),
                 verdict=_verdict(summary),
             )
     results.say_written(folder)
@@ -389,7 +389,7 @@ def nearest_speeds() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, "published", "predicted"])
 
 
-def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame) -> str:
+def _parts(config: Config, layers: pd.DataFrame, summary: pd.DataFrame) -> list[str | pd.DataFrame]:
     nodes = int(layers["nodes"].iloc[0])
     merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
     by_stage = merged.groupby("stage", sort=False)[
@@ -414,12 +414,14 @@ def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame) -> str:
     }
     table = pd.DataFrame(ratios).reset_index()
     name = config.network if config.layers is None else config.layers.name
-    text = (
+    parts = [
         f"{name}, {config.examples} examples a node, assumed {config.flops:g} operations/s and "
-        f"{config.bandwidth:g} bytes/s a node\n\nlayers on {nodes} nodes, {layers['way'].iloc[0]}\n"
-        f"{text_of(by_stage.reset_index(), columns)}\n\n{table_text(table)}"
-    )
-    return f"{text}\n\n{_published_text()}" if config.is_published else text
+        f"{config.bandwidth:g} bytes/s a node\nlayers on {nodes} nodes, {layers['way'].iloc[0]}",
+        titled(by_stage.reset_index(), columns),
+        "all layers",
+        titled(table),
+    ]
+    return [*parts, *_published_parts()] if config.is_published else parts
 
 
 def _published() -> pd.DataFrame:
@@ -428,8 +430,8 @@ def _published() -> pd.DataFrame:
     return table.assign(efficiency=table["speed_up"] / table["nodes"])
 
 
-def _published_text() -> str:
-    """Format the published points, and their implications."""
+def _published_parts() -> list[str | pd.DataFrame]:
+    """Return the published points, and their implications."""
     published = _published()
     implied = explanations()
     implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[
@@ -448,17 +450,18 @@ def _published_text() -> str:
     )
     points = ("network", "nodes", Column("speed_up", "speed-up"), "efficiency")
     constant, worth = _PREDICTED[0] / _PREDICTED[1], _FITTED[0] / _FITTED[1]
-    return (
-        f"published (Das et al. 2016)\n{text_of(published, points)}\n\n"
+    return [
+        "published (Das et al. 2016)",
+        titled(published, points),
         "implications of the two points of VGG-A: both have 4 examples a node, so that a node "
         "computes and moves the "
         "same amount at 64 and 128. Bandwidth alone predicts one efficiency for both; the second "
         "needs iterations "
-        f"{constant / worth:.2f} times as long. Speed-ups with one overhead each:\n"
-        f"{table_text(implied)}\n"
+        f"{constant / worth:.2f} times as long. Speed-ups with one overhead each:",
+        titled(implied),
         "Each overhead has one constant c, fitted at 64 nodes. Overheads proportional to the nodes "
         "predict the point "
-        "at 128: consistent, but no proof of a mechanism, with one constant and one point.\n\n"
-        f"speeds nearest to all published speed-ups ({speeds})\n"
-        f"{table_text(by_model.reset_index())}"
-    )
+        "at 128: consistent, but no proof of a mechanism, with one constant and one point.",
+        f"speeds nearest to all published speed-ups ({speeds})",
+        titled(by_model.reset_index()),
+    ]

@@ -24,7 +24,7 @@ from asyncsim.base.errors import InputError, require_count
 from asyncsim.clusters.laws import as_law, scaled
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.sweep import ComparisonConfig, preset
@@ -129,7 +129,7 @@ def speedups(table: Results) -> Further:
     rows = rows.assign(speedup=times.groupby(rows["method"]).transform("first") / times)
     columns = ("method", "workers", "batch_size", "reached", "time_to_target", "speedup")
     text = "speedup over the fewest workers that reach the target with every seed"
-    return {"speedup.csv": rows}, [f"{text}\n{text_of(rows, columns)}\n"]
+    return {"speedup.csv": rows}, [text, titled(rows, columns)]
 
 
 run = Comparison(

@@ -2,15 +2,14 @@
 
 Figure 1 of the GEM paper: minibatch loss against worker steps for several numbers of workers,
 methods side by side on one trace per seed. Then the limits, by bisection: the largest stable number
-of workers at each learning rate, up to --most-workers, and the largest stable learning rate at some
-numbers of workers, between a sixteenth and 32 times the lowest rate of the study.
+of workers up to 100 at each learning rate, and the largest stable learning rate with the fewest and
+the most workers, between a sixteenth and 32 times the lowest rate of the study.
 
 Stable means: in every seed the run finishes, and its minibatch loss, averaged over the last tenth
-of the commits, is below --fraction of its mean over the workers' first steps. A rate too low to
-learn within the steps thus counts as unstable. Numbers of workers are tried in steps of a fifth,
-rates in steps of a factor of 1.4; a limit lies between the two values in limits.csv. Bisection
-assumes that stability persists with fewer workers and at lower rates; limit_runs.csv has all of its
-runs.
+of the commits, is below half of its mean over the workers' first steps. A rate too low to learn
+within the steps thus counts as unstable. Numbers of workers are tried in steps of a fifth, rates in
+steps of a factor of 1.4; a limit lies between the two values in limits.csv. Bisection assumes that
+stability persists with fewer workers and at lower rates; limit_runs.csv has all of its runs.
 
 At paper scale the grid is about 1.1 million commits of MNIST's network, one to two hours on two
 cores; the limits, which --limits adds there, take three to six more.
@@ -18,24 +17,22 @@ cores; the limits, which --limits adds there, take three to six more.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from asyncsim.base.calls import write
-from asyncsim.base.console import VERDICT, counted, note, number_text, tell
-from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.base.console import counted, note, number_text, tell
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
-from asyncsim.study.finished import read, report
+from asyncsim.study.columns import titled
+from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.jobs import Job, Tables, measurement
 from asyncsim.study.outcome import FINAL_SHARE
-from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.sweep import ComparisonConfig, preset, sweep
 
 #: Files with the limits, and with the runs behind them.
 TABLES = ("limits.csv", "limit_runs.csv")
@@ -46,120 +43,103 @@ _SIGNS = {
     "failed": "failed: the search ended with an error (see limits.csv)",
     "-": "-: unknown for that reason",
 }
+#: Numbers of workers to try, each a fifth or one more than the one before.
+_COUNTS = sorted({max(1, round(100 * 2 ** (-power / 4))) for power in range(28)})
 #: Learning rates to try, relative to the lowest of the study.
 _RATES = [2 ** (power / 2) for power in range(-8, 11)]
-#: Options of the limits alone.
-_OF_LIMITS = ("most_workers", "rates_at", "fraction")
+#: The final minibatch loss of a stable run is below this part of its first.
+_STABLE = 0.5
 
 
 @dataclass(frozen=True)
-class Config(SweepConfig):
+class Options(ComparisonConfig):
     """Options of the stability study."""
 
-    varied: ClassVar = ("workers", "learning_rate")
-
-    seeds: int = 2
-    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
-    steps: int = 100
-    """Commits per worker, on average; a trace has steps * workers commits."""
-    # A sequence, unlike in the base class: each cell has one value.
-    learning_rate: tuple[float, ...] = (0.05,)  # type: ignore[assignment]
-    """Step sizes of a gradient, one after the other, for all methods."""
     limits: bool = True
     """Search the largest stable number of workers and learning rate; --no-limits skips this."""
-    most_workers: int = 100
-    """Largest number of workers to try for the limit."""
-    rates_at: tuple[int, ...] | None = None
-    """Numbers of workers at which the largest learning rate is searched. none: the smallest and the
-    largest of --workers."""
-    fraction: float = 0.5
-    """A run is stable if its final minibatch loss is below this fraction of its first."""
-
-    def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
-        super().check()
-        require_count("most_workers", self.most_workers)
-        for count in self.rates_at or ():
-            require_count("rates_at", count)
-        if require_positive("fraction", self.fraction) > 1:
-            raise InputError(
-                f"fraction = {self.fraction!r}: above one, a growing loss would count as stable; "
-                "give at most one"
-            )
 
 
-SCALES = {
-    "small": Config(),
-    "paper": Config(
-        scale="paper",
-        problem="mnist",
-        learning_rate=(0.05, 0.01),
-        steps=938,
-        seeds=3,
-        evaluate_every=469,
-        limits=False,
-    ),
-}
+Config, SCALES = preset(
+    Options,
+    small={
+        "workers": (5, 10, 20, 30),
+        "learning_rate": (0.05,),
+        "steps": 100,
+        "seeds": 2,
+        "evaluate_every": None,
+    },
+    paper={
+        "problem": "mnist",
+        "learning_rate": (0.05, 0.01),
+        "steps": 938,
+        "seeds": 3,
+        "evaluate_every": 469,
+        "limits": False,
+    },
+)
 
 
-def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`."""
-    config.check()
-    if not config.limits:
-        config.say_ignored(_OF_LIMITS, "without --limits")
-    grid = [(n, rate) for rate in config.learning_rate for n in config.workers]
-    rates_at = config.rates_at or tuple(sorted({min(config.workers), max(config.workers)}))
-    counts = _counts(config.most_workers)
-    rates = [min(config.learning_rate) * ratio for ratio in _RATES]
-    tried = [(n, rate) for rate in config.learning_rate for n in counts]
-    tried += [(n, rate) for n in rates_at for rate in rates]
-    with config.computing_device():
-        # Built together, so that cells of one learning rate share compiled programs.
-        points = list(dict.fromkeys([*grid, *tried] if config.limits else grid))
-        cells = dict(
-            zip(
-                points,
-                sweep(config, [{"learning_rate": r, "workers": n} for n, r in points]),
-                strict=True,
-            )
-        )
-        searched = []
-        if config.limits:
-            searched = searches(
-                cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at
-            )
-        grid_cells = [cells[point] for point in dict.fromkeys(grid)]
-        return run_cells(
-            "stability",
-            config,
-            grid_cells,
-            _conclude,
-            [job_of(search, config.fraction) for search in searched],
-        )
+class Search(NamedTuple):
+    """A bisection for the largest stable number of workers, or learning rate, of a method."""
+
+    method: str
+    question: str  #: the bisected quantity: ``workers`` or ``learning_rate``
+    at: float  #: value of the fixed one
+    values: tuple[Any, ...]  #: to try, ascending
+    cells: tuple[Cell, ...]  #: one for each value, with only this method
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The columns that name the search."""
+        return {"method": self.method, "question": self.question, "at": self.at}
 
 
-def _counts(maximum: int) -> list[int]:
-    """Return the numbers of workers to try: from ``maximum`` down, each a fifth less, or one
-    less.
+def searches(config: Options, cells: list[Cell]) -> list[Job]:
+    """Return the bisections of each method, with limits for ``limits.csv`` and runs for
+    ``limit_runs.csv``; a failed one has an error instead of its limits.
     """
-    powers = range(4 * maximum.bit_length())
-    return sorted({max(1, round(maximum * 2 ** (-power / 4))) for power in powers})
+    if not config.limits:
+        return []
+    workers, at_rates = (
+        sorted(config.varied.get(name, (getattr(config, name),)))
+        for name in ("workers", "learning_rate")
+    )
+    rates = [at_rates[0] * ratio for ratio in _RATES]
+    lines = [
+        *(("workers", rate, _COUNTS, [(n, rate) for n in _COUNTS]) for rate in at_rates),
+        *(
+            ("learning_rate", n, rates, [(n, rate) for rate in rates])
+            for n in dict.fromkeys((workers[0], workers[-1]))
+        ),
+    ]
+    # Swept together, so that cells of one learning rate share compiled programs.
+    points = list(dict.fromkeys(point for *_, points_of_line in lines for point in points_of_line))
+    tried = sweep(config, [{"learning_rate": rate, "workers": n} for n, rate in points])
+    by_point = dict(zip(points, tried, strict=True))
+    return [
+        _job(Search(method.name, question, at, tuple(values), _alone(by_point, line, place)))
+        for question, at, values, line in lines
+        for place, method in enumerate(cells[0].methods)
+    ]
 
 
-def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    if (folder / TABLES[0]).exists():
-        finished = read(folder, "stability")
-        limits = finished.table(TABLES[0])
-        print(f"{limits_report(finished.config['problem'], limits)}\n")
-        print(f"{VERDICT}{_verdict(limits)}\n")
-        slow = too_slow(finished.table(TABLES[1]))
-        if slow:
-            note(
-                f"{', '.join(slow)}: stable, but not with fewer workers or at a lower rate; the "
-                "limits assume one "
-                "change from stable to unstable: if runs are too short to learn, give more steps"
-            )
-    report(folder, summary, ("learning_rate", "method", "workers"))
+def _alone(cells: Mapping[Any, Cell], points: Sequence[Any], place: int) -> tuple[Cell, ...]:
+    """Return the cells of some points with one of their methods."""
+    return tuple(cells[point]._replace(methods=[cells[point].methods[place]]) for point in points)
+
+
+def _job(search: Search) -> Job:
+    fixed = "workers" if search.question == "learning_rate" else "learning rate"
+    seeds = counted(search.cells[0].config.seeds, "seed")
+    return measurement(
+        f"limits of {search.method}, {search.question.replace('_', ' ')} with {fixed} "
+        f"{write(search.at)}, {seeds}",
+        limits_of,
+        search,
+        labels=search.labels,
+        errors=TABLES[0],
+        say=_search_text,
+    )
 
 
 def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, Any]:
@@ -181,70 +161,6 @@ def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, An
     return values[passed] if passed >= 0 else None, values[failed]
 
 
-class Search(NamedTuple):
-    """A bisection for the largest stable number of workers, or learning rate, of a method."""
-
-    method: str
-    question: str  #: the bisected quantity: ``workers`` or ``learning_rate``
-    at: float  #: value of the fixed one
-    values: tuple[Any, ...]  #: to try, ascending
-    cells: "tuple[Cell, ...]"  #: one for each value, with only this method
-
-
-def searches(
-    cells: Mapping[tuple[int, float], Cell],
-    counts: Sequence[int],
-    rates: Sequence[float],
-    **at: Sequence[Any],
-) -> list[Search]:
-    """Build the bisections over ``counts`` of workers at each learning rate, then over ``rates``.
-
-    ``cells``: by workers and learning rate, for all values to try. ``**at``: fixed values of
-    ``learning_rate`` and ``workers``.
-    """
-    lines: list[tuple[str, float, Sequence[Any], list[Cell]]] = [
-        *(
-            ("workers", rate, counts, [cells[n, rate] for n in counts])
-            for rate in at["learning_rate"]
-        ),
-        *(("learning_rate", n, rates, [cells[n, rate] for rate in rates]) for n in at["workers"]),
-    ]
-    return [
-        Search(
-            method.name,
-            question,
-            at_value,
-            tuple(values),
-            tuple(cell._replace(methods=[cell.methods[place]]) for cell in line_cells),
-        )
-        for question, at_value, values, line_cells in lines
-        for place, method in enumerate(line_cells[0].methods)
-    ]
-
-
-def job_of(search: Search, fraction: float) -> Job:
-    """Return a search as a job, with limits for ``limits.csv`` and runs for ``limit_runs.csv``.
-
-    A failed search has an error instead of its limits.
-    """
-    fixed = "workers" if search.question == "learning_rate" else "learning rate"
-    seeds = counted(search.cells[0].config.seeds, "seed")
-    return measurement(
-        f"limits of {search.method}, {search.question.replace('_', ' ')} with {fixed} "
-        f"{write(search.at)}, {seeds}",
-        limits_of,
-        search,
-        fraction,
-        labels=_labels(search),
-        errors=TABLES[0],
-        say=_search_text,
-    )
-
-
-def _labels(search: Search) -> dict[str, Any]:
-    return {"method": search.method, "question": search.question, "at": search.at}
-
-
 def _search_text(tables: Tables) -> str:
     (row,), tried = (tables[name] for name in TABLES)
     largest = row["largest_stable"]
@@ -254,18 +170,15 @@ def _search_text(tables: Tables) -> str:
     )
 
 
-def limits_of(search: Search, fraction: float) -> Tables:
-    """Search the limits; return their row and a row for each run, by table.
-
-    ``fraction``: a run is stable if its final minibatch loss is below this fraction of its first.
-    """
+def limits_of(search: Search) -> Tables:
+    """Search the limits; return their row and a row for each run, by table."""
     cells = dict(zip(search.values, search.cells, strict=True))
     tried: list[dict[str, Any]] = []
 
     def stable(value: Any) -> bool:
         # Stable in every seed; the first unstable seed ends the trial.
         for seed in range(cells[value].config.seeds):
-            tried.append(_run_trial(cells[value], seed, fraction))
+            tried.append(_run_trial(cells[value], seed))
             if not tried[-1]["stable"]:
                 return False
         return True
@@ -275,7 +188,7 @@ def limits_of(search: Search, fraction: float) -> Tables:
     smallest = None if largest is None else smallest
     seeds = search.cells[0].config.seeds
     limits = {
-        **_labels(search),
+        **search.labels,
         "largest_stable": largest,
         "smallest_unstable": smallest,
         "seeds": seeds,
@@ -283,7 +196,7 @@ def limits_of(search: Search, fraction: float) -> Tables:
     return dict(zip(TABLES, ([limits], tried), strict=True))
 
 
-def _run_trial(cell: Cell, seed: int, fraction: float) -> dict[str, Any]:
+def _run_trial(cell: Cell, seed: int) -> dict[str, Any]:
     config, (method,) = cell.config, cell.methods
     cluster, commits = cell.cluster_of(method)
     trace = simulate(cluster, commits, seed)
@@ -297,7 +210,7 @@ def _run_trial(cell: Cell, seed: int, fraction: float) -> dict[str, Any]:
             evaluate_every=len(trace),  # only the minibatch losses are used
         )
     first, last = first_and_last(run, len(trace))
-    stable = run.status == "finished" and last < fraction * first
+    stable = run.status == "finished" and last < _STABLE * first
     row = {"method": method.name, **cell.values, "seed": seed, "status": run.status}
     cell_text = f"workers {cluster.workers}, learning rate {config.learning_rate:.3g}"
     outcome = f"{method.name}, {cell_text}, seed {seed}: {'stable' if stable else 'not stable'}"
@@ -322,32 +235,27 @@ def too_slow(tried: pd.DataFrame) -> list[str]:
     return methods
 
 
-def _verdict(table: pd.DataFrame) -> str:
-    """Say up to which number of workers, or learning rate, each method is stable."""
-    clauses = []
-    for row in table.to_dict("records"):
-        text = _limit_texts(row)
-        fixed = (
-            f"{text['at']} workers" if row["question"] == "learning_rate" else f"rate {text['at']}"
+def limits(table: Results) -> Further:
+    """Print the limits of stability, with a line that explains their signs."""
+    if not (table.finished.folder / TABLES[0]).exists():
+        return {}, []
+    rows = table.finished.table(TABLES[0])
+    if slow := too_slow(table.finished.table(TABLES[1])):
+        note(
+            f"{', '.join(slow)}: stable, but not with fewer workers or at a lower rate; the limits "
+            "assume one change from stable to unstable: if runs are too short to learn, give more "
+            "steps"
         )
-        unit = "a rate of" if row["question"] == "learning_rate" else "workers:"
-        clauses.append(
-            f"{row['method']} with {fixed} is stable up to {unit} {text['largest_stable']}"
-        )
-    return "; ".join(clauses)
-
-
-def limits_report(problem: str, table: pd.DataFrame) -> str:
-    """Format ``limits.csv`` for printing, with a line that explains its signs."""
-    printed = pd.DataFrame([_limit_texts(row) for row in table.to_dict("records")])
-    seeds = table.get("seeds", pd.Series(dtype=float)).dropna()  # missing for a failed search
-    seed_text = f", {counted(int(seeds.max()), 'seed')}" if len(seeds) else ""
+    printed = pd.DataFrame([_limit_texts(row) for row in rows.to_dict("records")])
     cells = [*printed["largest_stable"], *printed["smallest_unstable"]]
     signs = [
         meaning for sign, meaning in _SIGNS.items() if any(text.startswith(sign) for text in cells)
     ]
-    lines = [f"limits of stability, {problem}{seed_text}", text_of(printed), "; ".join(signs)]
-    return "\n".join(filter(None, lines))
+    of_workers = printed[printed["question"] == "workers"]
+    first = of_workers[of_workers["at"] == of_workers["at"].iloc[0]]
+    ends = ", ".join(first["method"] + " " + first["largest_stable"])
+    answer = f"most stable workers at rate {first['at'].iloc[0]}: {ends}"
+    return {}, ["limits of stability", titled(printed), "; ".join(signs), answer]
 
 
 def _limit_texts(row: Mapping[Any, Any]) -> dict[str, str]:
@@ -374,3 +282,6 @@ def first_and_last(run: Run, commits: int) -> tuple[float, float]:
     loss = run.commits["loss"]
     first = loss[run.commits["worker_step"] == 0].mean()
     return float(first), float(loss.tail(max(1, round(FINAL_SHARE * commits))).mean())
+
+
+run = Comparison("stability", measure=final_loss, further=limits, measurements=searches).run

@@ -1,27 +1,23 @@
 """What staleness does to asynchronous SGD: methods side by side on one trace per seed.
 
 One cluster is simulated for each seed and every method replays its trace with real gradients.
-Prints the measured and the theoretical staleness, and the final results of each method; writes
-traces, runs, a summary and figures.
+Prints the measured and the theoretical staleness, and ranks the methods by their training loss at
+the end; writes traces, runs, tables and figures.
 """
 
-import functools
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 
 from asyncsim.base.console import LEAST_SHARE, counted
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.cluster_text import describe
-from asyncsim.methods import Method
-from asyncsim.study.cell import Cell, timings
-from asyncsim.study.config import StudyConfig
-from asyncsim.study.finished import TheoryValue, present, trace_means, with_theory
-from asyncsim.study.outcome import averaged, leading, outcome_table
-from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.study.cell import timings
+from asyncsim.study.comparison import Comparison, Further, Results
+from asyncsim.study.finished import TheoryValue, trace_means, with_theory
+from asyncsim.study.ranking import Measure
+from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.theory import (
     StalenessTheory,
     queue_theory,
@@ -33,47 +29,30 @@ from asyncsim.traces.phases import IN_WORDS
 
 
 @dataclass(frozen=True)
-class Config(StudyConfig):
+class Options(ComparisonConfig):
     """Options of the staleness study."""
 
     example: ClassVar[str] = '--workers 20 --methods downpour "gem(kappa=2)"'
 
 
-def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`."""
-    config.check()
-    with config.computing_device():
-        (cell,) = sweep(config, [{}])
-        conclude = functools.partial(_conclude, cell, config.attack)
-        return run_cells("staleness", config, [cell], conclude)
+Config, SCALES = preset(Options, small={"evaluate_every": None})
 
 
-def report(
-    cluster: Cluster, methods: list[Method], problem: str, summary: pd.DataFrame, attack: Any = None
-) -> str:
-    """Format the printed tables: each timing against theory, and the methods side by side."""
-    groups = timings(cluster, methods)
-    lines = []
-    for timing, names in groups.items():
-        traces = summary[summary["method"].isin(names)].drop_duplicates("trace_file")
-        if len(traces):
-            method_names = f" of {', '.join(names)}" if len(groups) > 1 else ""
-            lines += [f"{describe(timing, attack)}; {counted(len(traces), 'trace')}{method_names}"]
-            rows = _table(timing, traces)
-            lines += [
-                f"  {name:<24} {measured:<24} {theory}".rstrip() for name, measured, theory in rows
-            ]
-            lines.append("")
-    return "\n".join([*lines, f"{problem}, {averaged(summary)}", outcome_table(summary)])
-
-
-def _conclude(cell: Cell, attack: Any, folder: Path, summary: pd.DataFrame) -> None:
-    present(
-        folder,
-        {},
-        report(cell.cluster, cell.methods, cell.problem.name, summary, attack),
-        verdict=leading(summary),
-    )
+def beside_theory(table: Results) -> Further:
+    """Print each cluster's traces beside theory; the methods of a timing share them."""
+    parts: list[str | pd.DataFrame] = []
+    for cell in {cell.cluster: cell for cell in table.cells}.values():
+        groups = timings(cell.cluster, cell.methods, table.config.bits)
+        for timing, names in groups.items():
+            rows = table.finished.rows(**cell.values)
+            traces = rows[rows["method"].isin(names)].drop_duplicates("trace_file")
+            if len(traces):
+                title = [*map(str, cell.values.values()), counted(len(traces), "trace")]
+                title += [f"of {', '.join(names)}"] if len(groups) > 1 else []
+                columns = ["", "measured", "theory, in the long run"]
+                rows = pd.DataFrame(_table(timing, traces), columns=columns)
+                parts += [", ".join(title), rows]
+    return {}, parts
 
 
 def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -122,7 +101,7 @@ def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]
         rows.append(
             ("computations lost", f"{mean['discarded_share'] + mean['cancelled_share']:.3f}", "")
         )
-    return [("", "measured", "theory, in the long run"), *rows]
+    return rows
 
 
 def _other_shares(mean: pd.Series) -> list[tuple[str, str, str]]:
@@ -152,3 +131,11 @@ def _spread(expected: StalenessTheory) -> str:
     return (
         f"{expected.std:.2f} ({expected.law}{'' if expected.queue_free else ', without the queue'})"
     )
+
+
+run = Comparison(
+    "staleness",
+    measure=lambda config, problem: Measure("train_loss"),
+    columns=("energy_ratio", "median_pi", "trace.throughput"),
+    further=beside_theory,
+).run

@@ -9,20 +9,19 @@ digits.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from asyncsim.base.console import number_text, tensor_label
+from asyncsim.base.console import tensor_label
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.replays.check import check_method
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import text_of
-from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import present, read
-from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.columns import titled
+from asyncsim.study.comparison import Comparison, Further, Results, final_loss
+from asyncsim.study.config import StudyConfig
+from asyncsim.study.sweep import ComparisonConfig, preset
 
 TABLE = "tensors.csv"
 #: Parts of a run in the printed table.
@@ -30,76 +29,67 @@ _PARTS = 4
 
 
 @dataclass(frozen=True)
-class Config(SweepConfig):
+class Options(ComparisonConfig):
     """Options of the tensors study."""
 
-    workers: tuple[int, ...] = (8, 16)
-    """Workers of the clusters, one after the other."""
-    methods: tuple[MethodLike, ...] = ("gem",)
-    """Methods that have a pi: gem, or your own as FILE.py:FUNCTION (see the README)."""
-    learning_rate: float = 0.01
-    """Step size of methods that do not set their own."""
-    seeds: int = 1
-    """Number of seeds: 0, 1, ..."""
-    diagnose_every: int = 2
-    """Worker steps, and one commit, between two medians."""
     effective_batch: int | None = None
     """Examples of a gradient of each worker, all together: each has its share. none: batch_size for
     every worker.
     """
 
+    def at(self, **values: Any) -> StudyConfig:
+        """Return the options of a cell, whose workers divide the batch."""
+        options = super().at(**values)
+        if self.effective_batch is None:
+            return options
+        if self.effective_batch % options.workers:
+            raise InputError(
+                f"effective_batch = {self.effective_batch}: cannot be shared evenly by "
+                f"{options.workers} workers"
+            )
+        return options.at(batch_size=self.effective_batch // options.workers)
+
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
-        super().check()
         if self.diagnose_every == 0:
             raise InputError("diagnose_every = 0: this study needs the diagnostics; give 1 or more")
-        if self.effective_batch is None:
-            return
-        require_count("effective_batch", self.effective_batch)
-        if self.batch_size is not None:
-            raise InputError(
-                f"effective_batch = {self.effective_batch}: give it or batch_size, not both"
-            )
-        for workers in self.workers:
-            if self.effective_batch % workers:
+        if self.effective_batch is not None:
+            require_count("effective_batch", self.effective_batch)
+            if self.batch_size is not None:
                 raise InputError(
-                    f"effective_batch = {self.effective_batch}: cannot be shared evenly by "
-                    f"{workers} workers"
+                    f"effective_batch = {self.effective_batch}: give it or batch_size, not both"
                 )
+        super().check()
 
 
-SCALES = {
-    "small": Config(),
-    "paper": Config(
-        scale="paper",
-        problem="cifar10(network=alexnet)",
-        effective_batch=1024,
-        steps=1000,
-        diagnose_every=5,
-    ),
-}
+Config, SCALES = preset(
+    Options,
+    small={
+        "workers": (8, 16),
+        "methods": ("gem",),
+        "learning_rate": 0.01,
+        "seeds": 1,
+        "diagnose_every": 2,
+        "evaluate_every": None,
+    },
+    paper={
+        "problem": "cifar10(network=alexnet)",
+        "effective_batch": 1024,
+        "steps": 1000,
+        "diagnose_every": 5,
+    },
+)
 
 
-def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`."""
-    config.check()
-    grid: list[dict[str, Any]] = [{"workers": n} for n in config.workers]
-    if config.effective_batch is not None:
-        grid = [{"workers": n, "batch_size": config.effective_batch // n} for n in config.workers]
-    with config.computing_device():
-        cells = sweep(config, grid)
-        _require_pi(cells[0])
-        return run_cells("tensors", config, cells, _conclude)
-
-
-def _require_pi(cell: Cell) -> None:
-    params = cell.problem.shapes
-    for method in cell.methods:
-        if "pi" not in check_method(method, params):
+def with_pi(config: Options, cells: list[Cell]) -> list[Cell]:
+    """Raise InputError for a method without the diagnostic pi."""
+    for method in cells[0].methods:
+        if "pi" not in check_method(method, cells[0].problem.shapes):
             raise InputError(
                 f"methods = {method.name!r}: has no diagnostic pi, which this study measures; "
                 "choose gem"
             )
+    return cells
 
 
 def medians(run: Run) -> pd.DataFrame:
@@ -118,34 +108,22 @@ def medians(run: Run) -> pd.DataFrame:
     return table
 
 
-def report(table: pd.DataFrame) -> str:
-    """Format each tensor's mean of the medians over each quarter of the runs."""
-    ends = table.groupby(["workers", "method"])["commit"].transform("max") + 1
-    quarter = (_PARTS * table["commit"] // ends).map(lambda part: f"{part + 1}/{_PARTS}")
-    keys = [table[name] for name in ("method", "tensor", "workers")]
-    wide = (
-        table.groupby([*keys, quarter.rename("part")], sort=False)["pi_median"]
-        .mean()
-        .unstack("part")
-    )
-    printed = wide.reset_index()
-    printed["tensor"] = printed["tensor"].map(tensor_label)
-    return text_of(printed)
+def by_tensor(table: Results) -> Further:
+    """Tabulate the medians; print each tensor's mean of them over each quarter of the runs."""
+    (rows,) = table.finished.each_run(lambda run: [medians(run)])
+    ends = rows.groupby(["workers", "method"])["commit"].transform("max") + 1
+    quarter = (_PARTS * rows["commit"] // ends).map(lambda part: f"{part + 1}/{_PARTS}")
+    keys = [rows[name] for name in ("method", "tensor", "workers")]
+    parts = rows.groupby([*keys, quarter.rename("part")], sort=False)["pi_median"].mean()
+    wide = parts.unstack("part").reset_index()
+    wide["tensor"] = wide["tensor"].map(tensor_label)
+    return {TABLE: rows}, [f"median of pi, means over {_PARTS} parts of the run", titled(wide)]
 
 
-def _verdict(table: pd.DataFrame) -> str:
-    """Say which tensors GEM scales down most and least."""
-    scales = table.groupby("tensor")["pi_median"].mean()
-    names = tensor_label(scales.idxmin()), tensor_label(scales.idxmax())
-    least, most = (number_text(value) for value in (scales.min(), scales.max()))
-    return f"the median of pi is lowest for {names[0]}, {least}, and highest for {names[1]}, {most}"
-
-
-def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    (table,) = read(folder, "tensors").each_run(lambda run: [medians(run)])
-    present(
-        folder,
-        {TABLE: table},
-        f"median of pi, means over {_PARTS} parts of the run\n{report(table)}",
-        verdict=_verdict(table),
-    )
+run = Comparison(
+    "tensors",
+    measure=final_loss,
+    columns=("median_pi",),
+    prepare=with_pi,
+    further=by_tensor,
+).run

@@ -36,7 +36,7 @@ from asyncsim.replays.replay import Replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import meet
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.finished import present
 from asyncsim.study.sweep import check_values
 
@@ -118,7 +118,7 @@ def run(config: Config) -> pd.DataFrame:
                 "ratio: rate of the first contender over this one's, in the same turn; medians, "
                 "minimum and maximum"
             )
-            present(folder, {}, text, text_of(summary, columns), verdict=verdict(summary))
+            present(folder, {}, text, titled(summary, columns), verdict=verdict(summary))
     results.say_written(folder)
     return summary
 

@@ -21,28 +21,25 @@ million parameters: a day on two cores, an accelerator's work. The times of a lo
 and of a visit (0.2 s) are fitted to the printed training times of the thesis; see docs/papers.md.
 """
 
-import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import counted, note
-from asyncsim.base.errors import InputError, require_positive
+from asyncsim.base.errors import InputError
 from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import start
 from asyncsim.study.cell import Cell
-from asyncsim.study.columns import as_column, axis_of, text_of
-from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import Finished, present, read
-from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
+from asyncsim.study.columns import as_column, titled
+from asyncsim.study.comparison import Comparison, Further, Results
+from asyncsim.study.ranking import Measure
+from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
@@ -53,83 +50,57 @@ _PRINTED = ("train_accuracy", "test_accuracy")
 COSINES = ("gradient_cosine", "previous_cosine", "target_cosine")
 #: Columns of efficiency.csv.
 _EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
-#: Relative deviation from the requested passes through the data that is reported.
-_OFF = 0.05
 
 
 @dataclass(frozen=True)
-class Config(SweepConfig):
+class Options(ComparisonConfig):
     """Options of the study of windows."""
 
-    varied: ClassVar = ("workers", "window")
-    fewest_steps: ClassVar = 0
+    @property
+    def varied(self) -> dict[str, tuple[Any, ...]]:
+        """The options with several values; workers and windows always vary."""
+        return {"workers": (self.workers,), "window": (self.window,), **super().varied}
 
-    workers: tuple[int, ...] = (10, 20, 40)
-    """Workers of the clusters, one after the other."""
-    # A sequence, unlike in the base class: each cell has one value.
-    window: tuple[int, ...] = (1, 10, 40)  # type: ignore[assignment]
-    """Local steps per communication, one after the other."""
-    methods: tuple[MethodLike, ...] = ("agn", "aeasgd(alpha=0.05)", "dynsgd", "downpour")
-    """Methods to compare: any whose local steps may be an optimizer's, or your own as
-    FILE.py:FUNCTION (see the README)."""
-    epochs: float = 200.0
-    """Passes through the training data, by all workers together, rounded to whole visits of all
-    workers.
-    """
-    steps: int = 0
-    """Commits per worker, regardless of --epochs. 0: from --epochs."""
-    seeds: int = 1
-    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
-    optimizer: str | None = "adam"
-    """Local optimizer of the workers by its name in optax, with the study's learning rate; its
-    steps may depend only on gradients and parameters. none: plain gradient steps."""
-    learning_rate: float = 0.01
-    """Step size of a gradient, for all methods."""
-    diagnose_every: int = 0
-    """Worker steps between recordings of the methods' costly diagnostics; 0 for none."""
-
-    def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
-        super().check()
-        require_positive("epochs", self.epochs)
+    def with_length(self, cell: Cell) -> Cell:
+        """Return a cell with the length of its runs, and as many evaluations at any window."""
+        return super().with_length(cell).with_options(evaluate_every=self.evaluate_every)
 
 
-SCALES = {
-    "small": Config(),
-    "paper": Config(
-        scale="paper",
-        workers=(10, 15, 20, 25, 30, 35, 40),
-        window=(10, 15, 20, 25, 30, 35, 40),
-        methods=("agn", "aeasgd(alpha=0.05)"),
-        epochs=40.0,
-        learning_rate=1e-3,
-        problem="mnist(network=mlp, split=even)",
-        batch_size=128,
-        compute="gamma(mean=0.44, cv=0.2)",
-        service="constant(0.2)",
-        protocol="write_then_read",
-    ),
-}
+Config, SCALES = preset(
+    Options,
+    small={
+        "workers": (10, 20, 40),
+        "window": (1, 10, 40),
+        "methods": ("agn", "aeasgd(alpha=0.05)", "dynsgd", "downpour"),
+        "epochs": 200.0,
+        "seeds": 1,
+        "optimizer": "adam",
+        "learning_rate": 0.01,
+        "diagnose_every": 0,
+        "evaluate_every": None,
+    },
+    paper={
+        "workers": (10, 15, 20, 25, 30, 35, 40),
+        "window": (10, 15, 20, 25, 30, 35, 40),
+        "methods": ("agn", "aeasgd(alpha=0.05)"),
+        "epochs": 40.0,
+        "learning_rate": 1e-3,
+        "problem": "mnist(network=mlp, split=even)",
+        "batch_size": 128,
+        "compute": "gamma(mean=0.44, cv=0.2)",
+        "service": "constant(0.2)",
+        "protocol": "write_then_read",
+    },
+)
 
 
-def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`."""
-    config.check()
-    if config.steps and config.epochs != SCALES[config.scale].epochs:
-        note("--epochs changes nothing beside --steps")
-    grid = [{"workers": n, "window": window} for n in config.workers for window in config.window]
-    with config.computing_device():
-        cells = sweep(config, grid)
-        if "train_accuracy" not in measures(cells[0].problem):
-            raise InputError(
-                f"problem = {cells[0].problem.name!r}: has no accuracy; choose digits or mnist, say"
-            )
-        if config.steps == 0:
-            cells = [
-                cell.with_options(steps=steps_of_epochs(cell, config.epochs)) for cell in cells
-            ]
-            _say_rounded(cells, config.epochs)
-        return run_cells("windows", config, cells, functools.partial(_conclude, cells[0].problem))
+def accuracy(config: ComparisonConfig, problem: Problem) -> Measure:
+    """Compare by the training accuracy at the end."""
+    if "train_accuracy" not in measures(problem):
+        raise InputError(
+            f"problem = {problem.name!r}: has no accuracy; choose digits or mnist, say"
+        )
+    return Measure("train_accuracy", "most")
 
 
 def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
@@ -153,20 +124,6 @@ def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
     return _area(a, end) / denominator if denominator else math.nan
 
 
-def best_windows(grid: pd.DataFrame, problem: Problem, method: str = "agn") -> pd.DataFrame:
-    """Compare the best window of each number of workers with the thesis' heuristic.
-
-    Columns: ``workers``, ``best_window`` (of the highest training accuracy, the shortest of equal
-    ones), ``heuristic``: half the sum of the workers and the network's layers.
-    """
-    leaves = jax.tree.leaves(problem.shapes)
-    layers = sum(leaf.ndim > 1 for leaf in leaves)  # biases are vectors
-    rows = grid[grid["method"] == method].sort_values("window")
-    best = rows.loc[rows.groupby("workers")["train_accuracy"].idxmax()]
-    table = best[["workers", "window"]].rename(columns={"window": "best_window"})
-    return table.assign(heuristic=(table["workers"] + layers) / 2).reset_index(drop=True)
-
-
 def straightness(problem: Problem, run: Run) -> float:
     """Return the distance from the start to the end of a run over the length of its path.
 
@@ -185,83 +142,35 @@ def _area(run: pd.DataFrame, end: float) -> float:
     return float(np.trapezoid(np.interp(time_until, time, value), time_until))
 
 
-def _say_rounded(cells: Sequence[Cell], epochs: float) -> None:
-    """Note the number of clusters whose rounded epochs deviate, and the largest deviation."""
-    epochs_of_cells = [_epochs_of(cell) for cell in cells]
-    off = sum(abs(trained / epochs - 1) > _OFF for trained in epochs_of_cells)
-    if off:
-        furthest = int(np.argmax(np.abs(np.log(epochs_of_cells) - math.log(epochs))))
-        workers = counted(cells[furthest].cluster.workers, "worker")
-        note(
-            f"--epochs {epochs:g} is rounded to whole visits of all workers, by more than "
-            f"{100 * _OFF:g} % in {off} of "
-            f"{counted(len(cells), 'cluster')}; most with {workers} and a window of "
-            f"{cells[furthest].config.window}, "
-            f"which train for {epochs_of_cells[furthest]:.3g} epochs"
-        )
-
-
-def _epochs_of(cell: Cell) -> float:
-    """Return a cell's number of passes through the training data."""
-    examples = cell.config.steps * sum(cell.cluster.windows) * (cell.problem.batch_size or 1)
-    return examples / cell.problem.examples
-
-
-def _conclude(problem: Problem, folder: Path, summary: pd.DataFrame) -> None:
-    finished = read(folder, "windows")
+def by_window(table: Results) -> Further:
+    """Tabulate the final results, the temporal efficiencies and the staleness; print the first two
+    by workers and window.
+    """
+    finished, problem = table.finished, table.cells[0].problem
+    summary = finished.summary
     runs = {name: finished.run(name) for name in summary["run_folder"]}
     evaluations = {name: run.evaluations for name, run in runs.items()}
     counts = {name: _counts(finished.trace(name)) for name in summary["trace_file"].unique()}
     grid = pd.DataFrame(_grid(problem, summary, runs, counts))
     # The columns are explicit, because a single method has no pairs.
     efficiency = pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY)
-    tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
-    text = report(finished, grid, efficiency)
-    if "agn" in set(grid["method"]) and grid["window"].nunique() > 1:
-        text += (
-            "\n\nAGN's window of the highest training accuracy, and the thesis' heuristic\n"
-            f"{text_of(best_windows(grid, problem))}"
-        )
-    present(folder, dict(zip(TABLES, tables, strict=True)), text, verdict=_verdict(grid))
-
-
-def _verdict(grid: pd.DataFrame) -> str:
-    """Say at which window each method ends with the highest accuracy, for the most workers."""
-    column = next(name for name in _PRINTED if name in grid)
-    largest = grid[grid["workers"] == grid["workers"].max()]
-    rows = largest.loc[largest.groupby("method", sort=False)[column].idxmax().dropna()]
-    best = [
-        f"{row.method} at a window of {row.window} ({100 * getattr(row, column):.1f} %)"
-        for row in rows.itertuples()
-    ]
-    workers = counted(int(grid["workers"].max()), "worker")
-    return f"with {workers} the {axis_of(column)} is highest for {', '.join(best)}"
-
-
-def report(finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame) -> str:
-    """Format the final accuracies and the temporal efficiencies by workers and window."""
-    problem, seeds = finished.config["problem"], counted(int(grid["seeds"].max()), "seed")
-    diverged = int(grid["diverged"].sum())
-    diverged_text = f"; {counted(diverged, 'run')} diverged, counted until then" if diverged else ""
-    parts = [f"{problem}, {seeds}{diverged_text}"]
-    for column in _PRINTED:
-        if column in grid:
-            text = _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column)
-            parts.append(
-                f"final {as_column(column).title} of the central variable (%), by workers and "
-                f"window\n{text}"
-            )
+    parts: list[str | pd.DataFrame] = []
+    for column in (name for name in _PRINTED if name in grid):
+        parts += [
+            f"final {as_column(column).title} of the central variable (%), by workers and window",
+            _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column),
+        ]
     if len(efficiency):
         pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
-        parts.append(
-            f"temporal efficiency, by workers and window\n{_by_window(pairs, 'pair', 'efficiency')}"
-        )
-    return "\n\n".join(parts)
+        text = "temporal efficiency, by workers and window"
+        parts += [text, _by_window(pairs, "pair", "efficiency")]
+    tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
+    return dict(zip(TABLES, tables, strict=True)), parts
 
 
-def _by_window(table: pd.DataFrame, label: str, column: str) -> str:
+def _by_window(table: pd.DataFrame, label: str, column: str) -> pd.DataFrame:
     wide = table.pivot_table(column, [label, "workers"], "window", sort=False)
-    return text_of(wide.rename(columns=str).reset_index(), digits=4)
+    return titled(wide.rename(columns=str).reset_index(), digits=4)
 
 
 def _grid(
@@ -342,3 +251,6 @@ def _pooled(counts: Mapping[str, np.ndarray], traces: Iterable[str]) -> np.ndarr
     return np.sum(
         [np.pad(histogram, (0, longest - len(histogram))) for histogram in histograms], axis=0
     )
+
+
+run = Comparison("windows", compared=("method", "window"), measure=accuracy, further=by_window).run

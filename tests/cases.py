@@ -25,12 +25,16 @@ from asyncsim import (
 )
 from asyncsim.methods import Applied, Method, completing, gradient_steps, present
 from asyncsim.problems.cifar10 import cifar10_from_arrays
+from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"'
 )
 COMMITS = 2000
+#: Pieces as an accelerator's, whose commits are all unrolled; twice as many take four times as long
+#: to compile.
+ACCELERATED = tuning._ACCELERATOR._replace(piece_sizes=(1, 4, 8), piece_overhead=2.0, unrolled=8)
 EVERY = 50  # commits between two forcings
 FORCED = 1e-12  # relative, after EVERY commits in float64
 

@@ -7,8 +7,8 @@ import numpy as np
 from asyncsim.methods import Memories, Visit
 
 SIZE, WORKERS, COMMITS = 12, 3, 6
-#: Of unequal size.
-PARTS = [slice(0, 5), slice(5, SIZE)]
+#: Of equal size, so that both have one program.
+PARTS = [slice(0, SIZE // 2), slice(SIZE // 2, SIZE)]
 
 
 class Side:

@@ -115,9 +115,9 @@ class EventLoop:
         # Compiled once per method and problem, which the entry keeps alive so that no other gets
         # their ids.
         name = id(method), id(problem), trace.window, jnp.dtype(dtype)
-        self.commit = _COMPILED.setdefault(
-            name, (jax.jit(self._commit, static_argnums=0), method, problem)
-        )[0]
+        # Apart, since the number of waiting messages changes the commit's program alone.
+        programs = jax.jit(self._computed, static_argnums=0), jax.jit(self._commit)
+        (self.computed, self.commit), *_ = _COMPILED.setdefault(name, (programs, method, problem))
 
     def _failures(self, rows):
         """Follow the rows one by one: what is restored, who comes back, and which message a version
@@ -201,17 +201,13 @@ class EventLoop:
                     [row.worker], [row.job], self.trace.window, [row.local_steps]
                 )[0]
                 batch = jax.tree.map(lambda array, rows=rows: array[rows], self.data)
+            worker, start, update, loss = self.computed(
+                *(row.local_steps, self.key, batch, read),
+                *(self.workers[row.worker], visit, np.int32(row.job)),
+            )
+            visit = visit._replace(loss=loss)
             self.central, self.server, self.workers[row.worker], record, self.waiting = self.commit(
-                row.local_steps,
-                self.key,
-                batch,
-                self.server,
-                self.central,
-                form,
-                read,
-                self.workers[row.worker],
-                visit,
-                np.int32(row.job),
+                *(self.server, self.central, form, read, start, update, worker, visit),
                 [worker.memory for worker in self.workers.values()]
                 if self.method.sees_memories
                 else [],
@@ -312,30 +308,30 @@ class EventLoop:
             return np.int32(delays[0])
         return self._joined([jnp.full(self.central.size, delay, np.int32) for delay in delays])
 
-    def _commit(
-        self,
-        window,
-        key,
-        batch,
-        server,
-        central,
-        form,
-        read,
-        worker: Worker,
-        visit: Visit,
-        job,
-        memories,
-        waiting,
-    ):
+    def _computed(self, window, key, batch, read, worker: Worker, visit: Visit, job):
+        """Compute a worker's local steps: the worker after them, their start, sum and mean loss."""
         method = self.method
         if method.refresh:
             worker = worker._replace(method=method.refresh(worker.method, read))
         start = method.resume(worker.method, read) if method.resume else read
+        update, optimizer, state, loss = self._local(key, start, batch, worker, visit, job, window)
+        return worker._replace(optimizer=optimizer, problem=state), start, update, loss
+
+    def _commit(
+        self,
+        server,
+        central,
+        form,
+        read,
+        start,
+        update,
+        worker: Worker,
+        visit: Visit,
+        memories,
+        waiting,
+    ):
+        method, loss = self.method, visit.loss
         origin = method.origin(worker.method, read) if method.origin else read
-        update, optimizer, problem_state, loss = self._local(
-            key, start, batch, worker, visit, job, window
-        )
-        visit = visit._replace(loss=loss)
         told = (
             [Memories(jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories))]
             if memories
@@ -358,7 +354,7 @@ class EventLoop:
             jnp.sum((applied.central - origin) ** 2) / 2,
             jnp.sum(energy**2) / 2,
         )
-        worker = Worker(method_state, optimizer, problem_state, applied.memory, proxy)
+        worker = worker._replace(method=method_state, memory=applied.memory, proxy=proxy)
         return applied.central, applied.server, worker, record, waiting
 
     def _combine(self, server, central, message, memory, visit, waiting):

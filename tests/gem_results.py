@@ -171,7 +171,7 @@ def write_all(folder, steps=5, counts=(2, 4), problem="digits", seeds=2, noise=0
     size = {"steps": steps, "noise": noise, "every": every}
     dies = {**size, "diverged_at": 2 * steps * counts[-1] // 3}
     tables = {
-        "queue": {"ranks.csv": ranks(counts[-1])},
+        "policies": {"ranks.csv": ranks(counts[-1])},
     }
     for name, cells in _cells(size, dies, counts).items():
         study = "staleness" if name == "hundred" else name
@@ -217,7 +217,7 @@ def _cells(size, dies, counts):
             for n in counts
             for name in METHODS[:2]
         ],
-        "queue": [
+        "policies": [
             ({"discipline": name, "workers": many}, method, size)
             for name in ("fifo", "lowest_rank")
             for method in METHODS[:2]

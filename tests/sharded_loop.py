@@ -3,9 +3,8 @@ after the other, every version of every shard kept.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from coordinates import Side
+from coordinates import Side, compiled
 from event_loop import EventLoop
 
 from asyncsim.methods import Visit
@@ -19,7 +18,9 @@ class ShardedLoop(EventLoop):
     def __init__(self, trace, method, problem, entries, momentum=0.9):
         super().__init__(trace, method, problem)
         self.entries, self.momentum = entries, momentum
-        self.sides = [Side(method, self.central[where], trace.workers) for where in entries]
+        self.sides = [
+            Side(compiled(method), self.central[where], trace.workers) for where in entries
+        ]
         key = id(method), id(problem), trace.window
         self.local, *_ = _LOCAL.setdefault(
             key, (jax.jit(self._local, static_argnums=6), method, problem)
@@ -45,7 +46,7 @@ class ShardedLoop(EventLoop):
                     begin = number + 1
         versions = [{0: side.central} for side in sides]
         replies, updates, steps, numbers = {}, {}, {}, {}
-        proxies = [[jnp.zeros_like(side.central)] * trace.workers for side in sides]
+        proxies = [[np.zeros(len(where))] * trace.workers for where in self.entries]
 
         def read(worker, job, shard):
             if method.reply is not None and job:
@@ -69,9 +70,7 @@ class ShardedLoop(EventLoop):
             )
             if job not in updates:
                 starts = [sides[k].start(worker, read(*job, k)) for k in shards]
-                vector = jnp.zeros_like(self.central)
-                for where, part in zip(self.entries, starts, strict=True):
-                    vector = vector.at[where].set(part)
+                vector = self._joined(starts)
                 batch = ()
                 if self.batches is not None:
                     rows = self.batches.rows([worker], [row.job], trace.window, [window])[0]
@@ -81,10 +80,10 @@ class ShardedLoop(EventLoop):
                 )
                 own = self.workers[worker]
                 self.workers[worker] = own._replace(optimizer=optimizer, problem=state)
-                updates[job], numbers[job] = update, np.array([float(loss), 0.0, 0.0, 0.0])
-            visit = visit._replace(loss=jnp.asarray(numbers[job][0]))
+                updates[job], numbers[job] = np.asarray(update), np.array([float(loss), 0, 0, 0])
+            visit = visit._replace(loss=np.asarray(numbers[job][0]))
             update = updates[job][self.entries[row.shard]]
-            seen, before = read(*job, row.shard), side.central
+            seen, before = read(*job, row.shard), np.asarray(side.central)
             origin = method.origin(side.workers[worker], seen) if method.origin else seen
             form = before
             if trace.source.separate_reads and trace.protocol == "read_then_write":
@@ -96,13 +95,18 @@ class ShardedLoop(EventLoop):
             proxy = self.momentum * proxies[row.shard][worker] + update
             proxies[row.shard][worker] = proxy
             energy = method.proxy(side.workers[worker]) if method.proxy else proxy
-            moved = side.central - before, side.central - origin, energy
-            numbers[job][1:] += [float(jnp.sum(vector**2)) for vector in moved]
-        central = jnp.zeros_like(self.central)
-        for where, side in zip(self.entries, sides, strict=True):
-            central = central.at[where].set(side.central)
+            central = np.asarray(side.central)
+            moved = central - before, central - np.asarray(origin), energy
+            numbers[job][1:] += [np.sum(np.asarray(vector) ** 2) for vector in moved]
         frame = trace.accepted.frame
         table = np.array([numbers[job] for job in zip(frame["worker"], frame["job"], strict=True)])
         table[:, 1] **= 0.5
         table[:, 2:] /= 2
-        return table, np.asarray(central)
+        return table, self._joined([side.central for side in sides])
+
+    def _joined(self, parts):
+        """Join the vectors of all shards."""
+        vector = np.zeros(self.central.size)
+        for where, part in zip(self.entries, parts, strict=True):
+            vector[where] = part
+        return vector

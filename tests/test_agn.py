@@ -16,6 +16,7 @@ from gem_results import make_run
 from matplotlib.text import Text
 
 from asyncsim import InputError, methods, problems, study
+from asyncsim.study import comparison
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
@@ -78,8 +79,8 @@ def test_study_writes_its_tables(lenient, capsys):
     printed = capsys.readouterr().out
     assert "temporal efficiency" in printed and "training accuracy" in printed
     drawn = {path.stem for path in result.folder.glob("*.png")}
-    assert drawn == {"agn", "staleness", "collapse", "updates"}
-    assert "thesis' heuristic" in printed and (grid["straightness"] <= 1).all()
+    assert drawn >= {"agn", "staleness", "collapse", "updates"}
+    assert (grid["straightness"] <= 1).all()
     # The length of AGN's step is one gradient's.
     longest = grid.xs(window[-1], level="window")["update_norm"]
     assert longest["agn"] == pytest.approx(longest["downpour"] / window[-1], rel=0.5)
@@ -87,7 +88,7 @@ def test_study_writes_its_tables(lenient, capsys):
 
 @pytest.mark.full
 def test_directions_of_averaged_updates_and_adags_factor(lenient):
-    options = {"seeds": 1, "steps": 8, "optimizer": None, "learning_rate": 0.05}
+    options = {"seeds": 1, "steps": 8, "epochs": None, "optimizer": None, "learning_rate": 0.05}
     options |= {"directions_every": 2, "diagnose_every": 4, "out": Path("mine")}
     config = windows.Config(
         workers=(2,),
@@ -105,19 +106,12 @@ def test_directions_of_averaged_updates_and_adags_factor(lenient):
     assert run.commits["target_cosine"].iloc[-4:].max() > 0.9
 
 
-def test_the_heuristic_counts_layers():
-    grid = pd.DataFrame({"workers": [10, 10, 20], "window": [5, 10, 10], "method": "agn"})
-    grid["train_accuracy"] = [0.9, 0.9, 0.8]
-    table = windows.best_windows(grid, problems.digits(batch_size=32, hidden=(8, 8)))
-    assert table.to_numpy().tolist() == [[10, 5, 6.5], [20, 10, 11.5]]
-
-
 @pytest.fixture
 def told(capsys, monkeypatch):
     """Start the study, but run none of its cells; return the notes."""
 
     def run(**options):
-        monkeypatch.setattr(windows, "run_cells", lambda *of_study: None)
+        monkeypatch.setattr(comparison, "run_cells", lambda *of_study, **also: None)
         problem = problems.digits(batch_size=32, hidden=())
         windows.run(
             windows.Config(**{"workers": (2,), "methods": ("agn",), "problem": problem, **options})
@@ -134,38 +128,23 @@ def told(capsys, monkeypatch):
         # short of one.
         ((1,), 1.0, ""),
         # One visit of both is 800 minibatches.
-        (
-            (1, 400),
-            1.0,
-            "1 of 2 clusters; most with 2 workers and a window of 400, which train for 17.8 epochs",
-        ),
+        ((1, 400), 1.0, "workers-2_window-400: whole visits of all workers are 17.8 epochs"),
         # Two visits of 30 minibatches each in the place of 2.2; that of 22 in the place of 67.4 is
         # right to 2 %.
-        (
-            (15, 1),
-            1.5,
-            "1 of 2 clusters; most with 2 workers and a window of 15, which train for 1.34 epochs",
-        ),
+        ((15, 1), 1.5, "workers-2_window-15: whole visits of all workers are 1.34 epochs"),
     ],
 )
 def test_epochs_that_are_no_whole_visits_are_told(told, window, epochs, off):
-    text = (
-        f"note: --epochs {epochs:g} is rounded to whole visits of all workers, by more than 5 % in "
-        f"{off}"
-    )
-    assert told(window=window, epochs=epochs) == ([text] if off else [])
+    assert told(window=window, epochs=epochs) == ([f"note: {off}"] if off else [])
 
 
 @pytest.mark.parametrize(
     ("options", "notes"),
     [
-        ({"steps": 3, "epochs": 7.0}, ["--epochs changes nothing beside --steps"]),
-        # The scale's own epochs are not those that somebody asked for.
-        ({"steps": 3, "epochs": 40.0, "scale": "paper"}, []),
-        (
-            {"steps": 3, "methods": ("downpour", "gem")},
-            [],
-        ),  # the study's own optimizer, which nobody has asked for
+        ({"steps": 3}, ["--steps changes nothing beside --epochs"]),
+        ({"steps": 3, "epochs": None}, []),
+        # The study's own optimizer, which nobody has asked for.
+        ({"methods": ("downpour", "gem")}, []),
     ],
 )
 def test_options_that_change_nothing_are_said_aloud(told, options, notes):

@@ -236,23 +236,6 @@ def test_labels_are_flipped_for_byzantine_workers_alone():
     )
 
 
-def test_ensembles_are_attacked(batched=True):
-    given = dict(attack="alie(workers=3, z=1.0)", precision="float64")
-    factory = functools.partial(methods.robust, "median()")
-    runs = replay_ensemble(
-        trace(),
-        factory,
-        quadratic(),
-        seeds=(0, 1),
-        learning_rate=[0.1, 0.3],
-        batched=batched,
-        **given,
-    )
-    lone = replay(trace(), factory(learning_rate=0.3), quadratic(), seed=1, **given)
-    np.testing.assert_allclose(central(runs[3]), central(lone), rtol=1e-9)
-    assert runs[0].config["attack"] == "alie(workers=3, z=1)"
-
-
 @pytest.mark.full
 def test_what_is_published_of_momentum_and_attacks():
     """Momentum at the workers repairs what it does not at the server."""

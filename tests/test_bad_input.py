@@ -52,7 +52,6 @@ staleness --far-latency 1 | far_latency = 1: is between sites, and there is one;
 staleness --message-bytes 9 | message_bytes = 9: takes no time without a bandwidth; give bandwidth as well
 staleness --bandwidth 9 --message-bytes [1, | message_bytes = '[1,': must be a number, or one with a unit such as
 staleness --shared-bandwidth | shared_bandwidth = True: there is no bandwidth to share; give bandwidth
-staleness --no-exclusive | exclusive = False: an exchange is always one atomic visit
 staleness --batch-size 0 | batch_size = 0: must be at least 1
 staleness --batch-size 100000 | batch_size = 100000: train has only 1437 examples
 staleness --workers 1500 --steps 1 --problem digits(1,split=even) | the smallest of 1500 parts
@@ -67,10 +66,6 @@ stability --workers 5 5 | workers = 5, 5: one comes twice; give each once
 stability --workers 0 | workers = 0: must be at least 1
 stability --learning-rate 0.1 0 | learning_rate = 0.0: must be above zero
 stability --learning-rate 0.1 0.1 | learning_rate = 0.1, 0.1: one comes twice
-stability --most-workers 0 | most_workers = 0: must be at least 1
-stability --rates-at 3 0 | rates_at = 0: must be at least 1
-stability --fraction 0 | fraction = 0.0: must be above zero
-stability --fraction 2 | fraction = 2.0: above one, a growing loss would count as stable; give at most one
 kappa --methods gem(kappa=[1,-1]) | kappa = -1: must be zero or above
 speedup --workers 3 | workers = 3: cannot divide an effective batch of 256; give numbers that do
 speedup --time-budget 0 | time_budget = 0.0: must be above zero
@@ -81,13 +76,10 @@ speedup --steps -1 | steps = -1: must be at least 1
 speedup --methods sgd --workers 2 4 | methods = sgd: none can be run here
 generalization --epochs 0 | epochs = 0.0: must be above zero
 generalization --problem quadratic | problem = 'quadratic': has no test data to generalize to; choose another
-forensics --fitted 7 | fitted = 7: is not among workers, 5, 10, 20, 30; give some of these
-forensics --service -1 | service = -1.0: must be zero or above
-forensics --cv -1 | cv = -1.0: must be zero or above
-forensics --compute exponential(1) | compute = 'exponential(1)': follows from cv here; give that
-forensics --hidden -1 0.1 0.1 | hidden = -1.0: must be zero or above
+forensics --protocol exchange exchange | protocol = exchange, exchange: one comes twice; give each once
+forensics --problem quadratic | problem = 'quadratic': has no published curves; give mnist
 energy --diagnose-every 0 | diagnose_every = 0
-energy --no-diagnose-energy | diagnose_energy = False
+energy --diagnose-energy False | diagnose_energy = False
 tensors --diagnose-every 0 | diagnose_every = 0
 tensors --effective-batch 9 | effective_batch = 9: cannot be shared evenly by 8 workers
 tensors --effective-batch 16 --batch-size 4 | not both
@@ -147,7 +139,6 @@ staleness --workers 4 --sites 2 2 --far-latency [[0,1],[1]] | far_latency = 2 ro
 staleness --workers 4 --sites 2 2 --far-latency [[1,1],[1,0]] | far_latency[0][0] = 1: must be 0, as latency holds
 staleness --workers 4 --sites 1 1 2 --far-latency [[0,40ms],[40ms,0]] | a matrix of 2 sites: there are 3 sites
 gossip --workers 4 --sites 2 2 --far-latency [[0,1],[1,0]] | far_latency = a matrix of 2 sites: needs a server
-staleness --workers 4 --sites 2 2 --server-site 2 | server_site = 2: sites are counted from 0, and the cluster has 2
 scaling --nodes 4 4 | nodes = 4, 4: one comes twice
 scaling --nodes 0 | nodes = 0: must be at least 1
 scaling --nodes 4 1000000000001 | nodes = 1000000000001: must be at most 1,000,000,000,000
@@ -220,14 +211,13 @@ gossip --split | split: none given; give one or more
 gossip --split 0.1 -1 | split = -1.0: must be above zero
 gossip --split 0.1 0.1 | split = 0.1, 0.1: one comes twice
 gossip --split 0.1 --problem quadratic | split = 0.1: problem = 'quadratic' says its own, or cannot be
-gossip --split none 0.1 --problem digits(split=0.1) | split = none, 0.1: problem = 'digits(split=0.1)'
+gossip --split none 0.1 --problem digits(split=0.1) | split = none: problem = 'digits(split=0.1)'
 compare --methods dpsgd | or run the study gossip
 gossip --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'
 gossip --topology | topology: none given
 gossip --topology ring ring() | one comes twice
 gossip --tune 0.1 -1.0 | tune = -1
 gossip --target 1.5 | target = 1.5: an accuracy is at most 1
-gossip --slow 0 | slow = 0
 gossip --discipline random | there is no server; leave discipline out
 gossip --methods downpour --topology ring() | none can be run on topology
 gossip --slow-link 0 | slow_link = 0.0: must be above zero

@@ -53,6 +53,7 @@ models}}}},
   year = {{2019}},
   eprint = {{1905.10395}},
   archivePrefix = {{arXiv}},
+  unchecked = {{title}},
 }}
 """
     )

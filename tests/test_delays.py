@@ -147,12 +147,19 @@ def test_the_verdict_names_the_best_and_what_equals_it():
     question = delays.QUESTIONS["optimizers"]
     question = question._replace(compared=("optimizer",))
     tables = tabulate(runs_of(OPTIMIZERS), ["source", "delay", "optimizer"], FRESH)
-    assert question.verdict(tables.pairs) == "fixed: muon is best, sgd worst (3.32 times)"
+    (text,) = question.verdicts(tables.pairs)
+    assert text == "fixed: muon is the best optimizer (95% confidence, 3 seeds)"
     equal = {**OPTIMIZERS, row(optimizer="sgd", **LATE): {0.01: 0.6}}
     tables = tabulate(runs_of(equal), ["source", "delay", "optimizer"], FRESH)
-    assert "; not distinguishable from the best: " in question.verdict(tables.pairs)
+    (text,) = question.verdicts(tables.pairs)
+    assert text.startswith("fixed: undecided: ") and "leads, within the noise" in text
+    first, _ = text.splitlines()
+    assert len(first.split()) <= 15
     tables = tabulate(runs_of(OPTIMIZERS, seeds=1), ["source", "delay", "optimizer"], FRESH)
-    assert question.verdict(tables.pairs) == "one seed: no order"
+    assert list(question.verdicts(tables.pairs)) == ["fixed: one seed: no order"]
+    alone = {key: losses for key, losses in OPTIMIZERS.items() if "sgd" in str(key)}
+    tables = tabulate(runs_of(alone), ["source", "delay", "optimizer"], FRESH)
+    assert list(question.verdicts(tables.pairs)) == ["fixed: sgd is the only optimizer"]
 
 
 def test_edges_are_those_of_each_variant():
@@ -208,7 +215,7 @@ def test_each_question_runs_resumes_and_draws(question, tmp_path, capsys):
     whole = tmp_path / "whole"
     assert commands.main([*options, "--out", str(whole)]) == 0
     printed = capsys.readouterr().out
-    assert "a rate beyond it may be better" in printed and "is best" in printed
+    assert "a rate beyond it may be better" in printed and "verdict: " in printed
     finished = read_study(whole, "delays")
     assert finished.config["question"] == question
     files = {path: path.read_bytes() for path in whole.glob("*.csv")}

@@ -35,7 +35,6 @@ UNLIKE = {
             ("1d", "stability"),
             ("5", "generalization"),
             ("energy", "energy"),
-            ("energy_time", "energy"),
         )
     },
     "several clusters, generalization": (
@@ -56,7 +55,7 @@ UNLIKE = {
     ),
     "several clusters, queue": (
         "queue",
-        "queue",
+        "policies",
         [
             ({"discipline": name, "workers": n}, "gem", {})
             for n in (2, 4)

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import make_problem, make_trace, noisy
-from test_ensemble import assert_same
 
 from asyncsim import (
     Cluster,
@@ -18,7 +16,6 @@ from asyncsim import (
     problems,
     recorders,
     replay,
-    replay_ensemble,
     simulate,
 )
 from asyncsim.methods import Method, gradient_steps
@@ -62,24 +59,6 @@ def test_draws_hang_on_the_seed_the_worker_and_its_step_alone():
     assert not np.isin(other, few).any()
     # All workers' numbers differ, also those of the same step.
     assert more.is_unique
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("replies", [False, True])
-def test_members_of_an_ensemble_draw_as_single_runs(replies):
-    @methods.declared
-    def factory(rate=0.05):
-        return noisy(rate, replies)
-
-    trace = make_trace("read_then_write" if replies else "exchange", commits=120)
-    options = {"seeds": [0, 3], "rate": [0.02, 0.05], "precision": "float64", "progress": False}
-    together, singles = (
-        replay_ensemble(trace, factory, make_problem("quadratic"), batched=batched, **options)
-        for batched in (True, False)
-    )
-    for found, expected in zip(together, singles, strict=True):
-        assert_same(found, expected)
-    assert len({float(run.commits["update_norm"].sum()) for run in together}) == 4
 
 
 @pytest.mark.full

@@ -18,7 +18,6 @@ from asyncsim import (
     methods,
     problems,
     replay,
-    replay_ensemble,
     simulate,
     topologies,
 )
@@ -323,10 +322,5 @@ def test_evaluations_are_of_the_living(float64, attack=FLIP):
     assert not loop.living.all()
     distance = np.mean(np.sum((living - loop.central[-1]) ** 2, 1))
     assert last["consensus_distance"] == pytest.approx(distance, rel=1e-9)
-    rates = {"learning_rate": [0.02, RATE], "attack": attack}
-    members = replay_ensemble(
-        trace, make, problem, seeds=[0], batched=True, precision="float64", **rates
-    )
-    np.testing.assert_allclose(members[1].params, run.params, rtol=0, atol=1e-12)
     asyncsim.plots.overview(trace)
     assert len(film(run, trace, frame_times([trace], 20), "").phase) == 20

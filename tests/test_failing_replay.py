@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from asyncsim import Cluster, failures, methods, problems, replay, replay_ensemble, simulate
+from asyncsim import Cluster, failures, methods, problems, replay, simulate
 from asyncsim.replays.replay import Replay
 
 CRASH = failures.crash("exponential(12)", "exponential(4)", detect=1.0)
@@ -20,18 +20,6 @@ def trace_of(commits=300, seed=1, workers=5, **options):
 
 
 EVERYTHING = [CRASH, OUTAGE, LOSS]
-
-
-def test_an_ensemble_is_its_replays():
-    trace = trace_of(failures=EVERYTHING)
-    problem = problems.quadratic(curvature=[0.1, 0.4, 1.0])
-    rates = [0.02, 0.1]
-    found = replay_ensemble(
-        trace, methods.gem, problem, seeds=[0], learning_rate=rates, batched=True
-    )
-    for rate, run in zip(rates, found, strict=True):
-        alone = replay(trace, methods.gem(learning_rate=rate), problem, seed=0)
-        np.testing.assert_allclose(run.commits["loss"][:60], alone.commits["loss"][:60], rtol=1e-4)
 
 
 @pytest.mark.parametrize("failing", [[CRASH], EVERYTHING], ids=["crash", "everything"])

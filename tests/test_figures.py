@@ -334,19 +334,6 @@ def test_the_histogram_names_the_law_that_holds(named):
 
 
 @pytest.mark.parametrize(
-    ("compute", "out_of_view"), [("pareto(1, 1.5)", True), ("constant(1)", False)]
-)
-def test_the_histogram_names_a_staleness_that_is_out_of_view(compute, out_of_view):
-    trace = simulate(Cluster(20, compute), 4000)
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    plots.staleness_histogram(axes, trace, warm_up=0)
-    beyond = int((trace.frame["staleness"] > axes.patches[0].get_data().edges[-1]).sum())
-    assert (beyond > 0) is out_of_view and (
-        f"{beyond} of 4,000" in axes.get_xlabel()
-    ) is out_of_view
-
-
-@pytest.mark.parametrize(
     "cluster",
     [
         Cluster(5, "gamma(1, 0.5)", service=0.5),  # saturated: the queue decides the spread
@@ -539,13 +526,11 @@ def test_panels_of_a_narrow_figure_are_below_each_other(width, columns):
     assert len(grid) == len(grid_figure.axes) == 3
 
 
-def test_lines_off_scale_are_marked_and_logarithms_have_no_exponents(tmp_path):
+def test_logarithms_have_no_exponents(tmp_path):
     figure, (axes,) = look.new_figure(look.SINGLE, 2)
     axes.plot(range(6), [1.0, 1e37, 1e37, 10.0, 0.0, np.inf])
     axes.set(yscale="log", ylim=(1e-4, 1e4))
     look.save(figure, tmp_path / "figure")
-    marks = {line.get_marker(): line.get_xydata().tolist() for line in axes.lines[1:]}
-    assert marks == {"v": [[4, 1e-4]], "^": [[1, 1e4], [5, 1e4]]}
     assert {"0.01", "100"} <= {text.get_text() for text in axes.get_yticklabels()}
 
 

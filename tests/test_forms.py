@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import (
+    ACCELERATED,
     EVERY,
     FORCED,
     make_method,
@@ -29,8 +30,8 @@ STEPS = 300
 
 @pytest.fixture(autouse=True)
 def as_an_accelerator(monkeypatch):
-    """Give batches the sizes that accelerators have."""
-    monkeypatch.setattr(tuning, "_CPU", tuning._ACCELERATOR)
+    """Unroll batches as an accelerator's."""
+    monkeypatch.setattr(tuning, "_CPU", ACCELERATED)
 
 
 def computed(trace, method, problem, form, **options):
@@ -52,7 +53,7 @@ def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
         )
 
     monkeypatch.setattr(pieces, "put_rows", reversed_put)
-    monkeypatch.setattr(tuning, "_CPU", tuning._ACCELERATOR._replace(unrolled=3))
+    monkeypatch.setattr(tuning, "_CPU", ACCELERATED._replace(unrolled=3))
     trace = make_trace("read_then_write, two visits", commits=STEPS)
     with jax.enable_x64(True):
         found = forced_deviation(

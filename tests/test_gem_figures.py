@@ -21,7 +21,7 @@ gem = figures_of("gem")
 published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "7", "8a", "8b", "9", "10"]
-OWN = ["energy", "energy_time", "queue"]
+OWN = ["energy", "queue"]
 ROOT = shipped("figures").parent
 
 
@@ -83,26 +83,16 @@ def test_methods_without_a_number_for_a_rate_are_drawn(tmp_path, rates):
         if rates is not None:
             table["method.learning_rate"] = rates
         table.to_csv(tmp_path / study / "summary.csv", index=False)
-    for name in ("5", "energy", "energy_time"):
+    for name in ("5", "energy"):
         folder = gem.FIGURES[name].folder
         figure = gem.FIGURES[name].draw(read(tmp_path / folder, folder))
         assert any(axes.lines for axes in figure.axes) and "\u03b7" not in figure.get_suptitle()
 
 
-@pytest.mark.full
-def test_draws_named_figures_and_the_same_bytes_again(results, tmp_path, capsys):
-    first, second = (
-        {path.name: path.read_bytes() for path in gem.draw(results, tmp_path / turn, ["1a", "9"])}
-        for turn in ("first", "second")
-    )
-    assert first == second and set(first) == {"1a.png", "1a.pdf", "9.png", "9.pdf"}
-    assert not capsys.readouterr().out
-
-
 def test_missing_results_are_named_with_their_study_and_cost_and_the_others_drawn(
     results, tmp_path, capsys
 ):
-    shutil.copytree(results / "queue", tmp_path / "queue")
+    shutil.copytree(results / "policies", tmp_path / "policies")
     assert gem.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr()
     assert told.out.split() == [str(tmp_path / "out" / f"queue.{kind}") for kind in ("png", "pdf")]
@@ -134,7 +124,7 @@ def test_a_study_that_was_interrupted_draws_what_it_can(tmp_path, capsys):
     assert "1b: folder = " in (told := capsys.readouterr().err) and "method = downpour" in told
 
 
-@pytest.mark.parametrize("name", ["1a", "8a", "9", "queue"])
+@pytest.mark.parametrize("name", ["1a", "8a", "9"])
 def test_results_that_lack_a_column_or_a_diagnostic_are_an_input_error(tmp_path, name):
     drawing = gem.FIGURES[name]
     write_study(tmp_path, drawing.folder, [({"workers": 2}, "downpour", {})])
@@ -143,7 +133,7 @@ def test_results_that_lack_a_column_or_a_diagnostic_are_an_input_error(tmp_path,
 
 
 def test_a_summary_that_was_damaged_is_told_and_the_others_drawn(results, tmp_path, capsys):
-    shutil.copytree(results / "queue", tmp_path / "queue")
+    shutil.copytree(results / "policies", tmp_path / "policies")
     write_study(tmp_path / "generalization", "generalization", [({"workers": 2}, "gem", {})])
     (tmp_path / "generalization" / "summary.csv").write_text("junk\n")
     asked = ["--only", "5,queue", "--results", str(tmp_path), "--out", str(tmp_path / "out")]

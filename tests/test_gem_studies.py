@@ -3,11 +3,8 @@ beforehand.
 """
 
 import dataclasses
-import itertools
 import json
 import math
-import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,26 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsim import Run, study
-from asyncsim.study.finished import Finished, read
+from asyncsim.study import comparison
 
 limits = study.load("stability")
-#: Studies that no other file runs, and one of the default run: options for a few programs, and the
-#: cells' columns.
-TINY = {
-    "stability": (
-        "--workers 2 --learning-rate 0.1 --steps 4 --methods downpour --no-limits",
-        "learning_rate workers",
-    ),
-    "forensics": (
-        "--workers 2 3 --fitted 2 --service 0 --cv 0.2 --learning-rate 0.1 0.03 --hidden 0 0.2 0.1 "
-        "--problem quadratic(noise=0) --steps 60 --methods downpour",
-        "service cv learning_rate workers",
-    ),
-}
-OWN_TABLES = {
-    "forensics": {"fit.csv", "target.csv"},
-}
-
 
 pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
@@ -50,68 +30,7 @@ def told(told):
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name == "leaders" else pytest.mark.full) for name in TINY],
-)
-def test_study_runs_and_is_resumed(told, name, lenient):
-    options, columns = TINY[name]
-    code, out, err = told(name, options)
-    assert code == 0, err
-    said, named = re.fullmatch("wrote (.*?): (.*)", out[-2]).groups()
-    assert said == "mine" and sorted(named.split(", ")) == sorted(
-        path.name for path in Path("mine").iterdir()
-    )
-    assert OWN_TABLES.get(name, set()) <= set(named.split(", "))
-    results = read("mine", name)
-    assert {"method", "seed", "status", *columns.split()} <= set(results.summary)
-    assert set(results.summary["status"]) == {"finished"}
-    assert len(results.runs()) == len(results.summary) >= 1
-    cells = [set(cell) for cell in results.config["cells"]]
-    assert cells and all(cell == set(columns.split()) for cell in cells)
-    CHECKS.get(name, lambda results: None)(results)
-    if name != "leaders":
-        return
-    # A run that is lost is computed again, figures are drawn again, and all files are as they were.
-
-    def written():
-        found = Path("mine").rglob("*")
-        return {
-            path: path.read_bytes() for path in found if path.is_file() and path.name != "made.json"
-        }
-
-    before = written()
-    shutil.rmtree(Path("mine", results.summary["run_folder"].iloc[-1]))
-    for path in [*Path("mine").glob("*.png"), *Path("mine").glob("*.pdf")]:
-        path.unlink()
-    assert study.main([name, "--resume=mine"]) == 0
-    assert written() == before
-
-
-def check_forensics(results):
-    # Without noise nothing but the rate sets the curves apart, and that of the hidden cluster is
-    # found again.
-    fit = pd.read_csv(results.folder / "fit.csv")
-    assert {"method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"} <= set(
-        fit
-    )
-    best = fit[fit["fitted"]].sort_values("deviation").iloc[0]
-    assert best["learning_rate"] == 0.1
-    assert fit.loc[~fit["fitted"], ["workers", "learning_rate"]].to_numpy().tolist() == [[3, 0.1]]
-    assert (fit["bins"] == 3).all()
-    assert (
-        "compute" not in results.config and results.config["cv"]
-    )  # which the compute times follow from
-    # Although the digits' network has an argument of that name, which is another thing.
-    assert results.config["hidden"] == [0.0, 0.2, 0.1]
-
-
-CHECKS = {
-    "forensics": check_forensics,
-}
-
-
-@pytest.mark.parametrize("name", [*TINY, "energy", "tensors", "windows"])
+@pytest.mark.parametrize("name", ["stability", "energy", "tensors", "windows"])
 def test_scales_are_valid_and_chosen_by_name(name):
     module = study.load(name)
     assert {scale: config.scale for scale, config in module.SCALES.items()} == {
@@ -138,15 +57,6 @@ def elastic(learning_rate=0.05, alpha=0.1):
 @pytest.mark.parametrize(
     ("name", "options", "notes"),
     [
-        ("stability", "--most-workers 7 --rates-at 2 --fraction 0.3", []),
-        (
-            "stability",
-            "--no-limits --most-workers 7 --rates-at 2 --fraction 0.3",
-            [
-                f"{option} changes nothing without --limits"
-                for option in ("--most-workers", "--rates-at", "--fraction")
-            ],
-        ),
         (
             "stability",
             "--methods mine.py:elastic(alpha=0.2) gem --optimizer adam",
@@ -161,7 +71,7 @@ def elastic(learning_rate=0.05, alpha=0.1):
 )
 def test_options_that_change_nothing_are_said_aloud(told, monkeypatch, name, options, notes):
     Path("mine.py").write_text(ELASTIC)
-    monkeypatch.setattr(study.load(name), "run_cells", lambda *of_study: None)
+    monkeypatch.setattr(comparison, "run_cells", lambda *of_study, **also: None)
     code, _, err = told(name, options)
     assert (code, err) == (0, [f"note: {note}" for note in notes])
 
@@ -205,7 +115,8 @@ def test_limits_of_gradient_descent(told, monkeypatch):
     # above it.
     module = study.load("stability")
     monkeypatch.setattr(module, "_RATES", [1.0, 1.9, 2.1])
-    options = "--workers 1 --most-workers 1 --learning-rate 1 --methods downpour --steps 40 "
+    monkeypatch.setattr(module, "_COUNTS", [1])
+    options = "--workers 1 --learning-rate 1 --methods downpour --steps 40 "
     options += "--problem quadratic(curvature=[1],noise=0)"
     code, out, err = told("stability", options)
     assert code == 0, err
@@ -296,99 +207,59 @@ def test_epochs_are_passes_through_the_data():
     assert changed == {"steps": 135, "evaluate_every": 4} and round(30 * 1437 / 320) == 135
 
 
-def table_of(deviations: dict) -> pd.DataFrame:
-    """Return a table of deviations by method, service, learning rate and workers; fitted on 5 and
-    20.
-    """
-    rows = [
-        {
-            "method": m,
-            "service": s,
-            "cv": 0.2,
-            "learning_rate": rate,
-            "workers": n,
-            "deviation": d,
-            "fitted": n != 10,
-        }
-        for (m, s, rate, n), d in deviations.items()
-    ]
-    return pd.DataFrame(rows)
+PUBLISHED = SimpleNamespace(
+    BIN_STEPS=20,
+    TASK=SimpleNamespace(is_posed_by=lambda name, config: name == "digits"),
+    binned=lambda figure, name: pd.Series([1.0, 0.5, 0.25] if "n=2" in name else [1.0] * 7),
+    log_deviation=study.load("forensics")._published().log_deviation,
+)
 
 
-def test_one_cluster_is_chosen_for_all_methods_each_at_its_best_rate():
+def test_deviation_of_known_curves(monkeypatch):
     forensics = study.load("forensics")
-    deviations = {}
-    # By method and service: the deviation at rate 0.05 and 0.01.
-    for (method, service), both in {
-        ("gem", 0.0): (0.1, 0.5),
-        ("gem", 0.2): (0.2, 0.6),
-        ("downpour", 0.0): (0.6, 0.7),
-        ("downpour", 0.2): (0.4, 0.3),
-    }.items():
-        for rate, deviation in zip((0.05, 0.01), both, strict=True):
-            deviations |= {(method, service, rate, n): deviation for n in (5, 20)}
-            deviations[method, service, rate, 10] = 9.0  # held out: must not count
-    table = table_of(deviations)
+    monkeypatch.setattr(forensics, "_published", lambda: PUBLISHED)
+    commits = pd.DataFrame({"commit": range(120), "commit_time": np.arange(120.0), "worker": 0})
+    loss = 10 * np.repeat([1.0, 0.5, 0.25], 40)
+    run = Run(commits.assign(loss=loss), pd.DataFrame(), pd.DataFrame(), {})
+
+    def deviation(workers):
+        cell = SimpleNamespace(cluster=SimpleNamespace(workers=workers))
+        job = SimpleNamespace(cell=cell, method=SimpleNamespace(name="gem"))
+        return forensics.deviation(job, run, None)
+
+    assert deviation(2) == {"deviation": pytest.approx(1.0, rel=1e-12), "bins": 3}
+    # Fewer than half of the bins are no curve.
+    assert np.isnan(deviation(4)["deviation"])
+
+
+def test_the_nearest_cluster_is_of_all_methods_each_at_its_best_rate():
+    rows = [
+        {"service": service, "method": method, "learning_rate": rate, "workers": n, "deviation": d}
+        for (method, service), both in {
+            ("gem", "0"): (0.1, 0.5),
+            ("gem", "0.2"): (0.2, 0.6),
+            ("downpour", "0"): (0.6, np.nan),
+            ("downpour", "0.2"): (0.4, 0.3),
+        }.items()
+        for rate, d in zip((0.05, 0.01), both, strict=True)
+        for n in (5, 20)
+    ]
+    table = SimpleNamespace(compared=["service"], rates=pd.DataFrame(rows))
+    tables, (_, answer) = study.load("forensics").clusters(table)
     # Mean squares of the best rates: (0.01 + 0.36) / 2 without service, (0.04 + 0.09) / 2 with.
-    assert forensics.common_cluster(forensics.scores(table)) == (0.2, 0.2)
-    assert forensics.choose(table) == {
-        (0.0, 0.2, 0.05): {"gem"},
-        (0.2, 0.2, 0.05): {"gem"},
-        (0.2, 0.2, 0.01): {"downpour"},
-    }
-
-
-def fitted_table(held_out: float, fast: float = 0.1) -> pd.DataFrame:
-    """Return deviations of two clusters by two methods; those held out are the same, but for
-    DOWNPOUR's at its best.
-    """
-    deviations = {}
-    for method, service, n in itertools.product(("gem", "downpour"), (0.0, 0.2), (5, 10, 20)):
-        deviations[method, service, 0.05, n] = 0.05 if n == 10 else {0.0: fast, 0.2: 0.2}[service]
-        deviations[method, service, 0.01, n] = 9.0
-    deviations["downpour", 0.0, 0.05, 10] = held_out
-    return table_of(deviations)
-
-
-@pytest.mark.parametrize(("held_out", "told"), [(0.12, "good"), (np.nan, "poor")])
-def test_forensics_says_whether_the_fit_is_good(held_out, told):
-    preferred, said = study.load("forensics").verdict(fitted_table(held_out)).splitlines()
-    assert said.startswith(f"verdict: the fit is {told}: ") and "downpour with 10 workers" in said
-    assert ("diverged early" in said) == np.isnan(held_out)
-    assert preferred.startswith(
-        "preferred of 2 clusters, over all methods: service 0 s, CV 0.2, with a deviation of 0.1"
-    )
+    fit = tables["fit.csv"].set_index("service")["deviation"]
+    assert fit.to_dict() == pytest.approx({"0.2": 0.065**0.5, "0": 0.185**0.5})
+    assert answer.startswith("verdict: nearest over all methods: service 0.2, deviation 0.255")
 
 
 @pytest.mark.parametrize(
-    ("service", "told"), [(0.0, "is recovered"), (0.2, "is not recovered"), (0.1, "is not among")]
+    ("options", "message"),
+    [
+        ("--problem quadratic", "problem = 'quadratic': has no published curves; give mnist"),
+        ("--methods sgd", "methods = 'sgd': unknown; choose gem, downpour, adaptive_staleness"),
+    ],
 )
-def test_forensics_says_whether_the_hidden_cluster_was_found(service, told):
-    assert (
-        told in study.load("forensics").verdict(fitted_table(0.1), (service, 0.2)).splitlines()[-1]
-    )
-
-
-def test_deviation_of_known_curves():
-    forensics = study.load("forensics")
-    target = pd.Series([1.0, 0.5, 0.25])
-    commits = pd.DataFrame({"commit": range(120), "commit_time": np.arange(120.0), "worker": 0})
-    run = Run(
-        commits.assign(loss=10 * np.repeat([1.0, 0.5, 0.25], 40)),
-        pd.DataFrame(),
-        pd.DataFrame(),
-        {},
-    )
-    run.save("runs/one")
-    point = {"service": 0.0, "cv": 0.2, "learning_rate": 0.05}
-    row = {"method": "gem", **point, "workers": 2, "status": "finished", "run_folder": "runs/one"}
-    finished = Finished(Path(), {}, pd.DataFrame([row]))
-    found = forensics.fit(finished, {("gem", 2): target}, (2,)).iloc[0]
-    assert (
-        found["deviation"] == pytest.approx(1.0, rel=1e-12)
-        and found["bins"] == 3
-        and found["fitted"]
-    )
-    # Fewer than half of the bins are no curve.
-    longer = pd.Series([1.0] * 7)
-    assert np.isnan(forensics.fit(finished, {("gem", 2): longer}, (2,))["deviation"].iloc[0])
+def test_forensics_needs_published_curves(told, monkeypatch, options, message):
+    monkeypatch.setattr(study.load("forensics"), "_published", lambda: PUBLISHED)
+    code, _, err = told("forensics", f"--problem digits --steps 2 {options}")
+    assert code == 2 and message in err[-1] and not Path("mine").exists()

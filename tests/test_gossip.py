@@ -12,12 +12,10 @@ from jax.flatten_util import ravel_pytree
 from asyncsim import (
     Cluster,
     InputError,
-    Run,
     methods,
     problems,
     recorders,
     replay,
-    replay_ensemble,
     simulate,
 )
 from asyncsim.replays.programs import as_data
@@ -105,12 +103,8 @@ def replayed(method, trace, form=None, **options):
     return running
 
 
-#: Each case in one form, and in a full run in the other, too.
-FORMS = [
-    pytest.param(name, form, marks=[] if (place + (form == "batch")) % 2 else pytest.mark.full)
-    for place, name in enumerate(CASES)
-    for form in ("single", "batch")
-]
+#: Each case in one form in turn.
+FORMS = [(name, ("batch", "single")[place % 2]) for place, name in enumerate(CASES)]
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
@@ -179,10 +173,7 @@ def forced_loop(running, every, momentum):
 
 @pytest.mark.parametrize(
     ("name", "momentum", "window"),
-    [
-        *((name, 0.9, 2) for name in ("overlap SGP", "AD-PSGD")),
-        pytest.param("D-PSGD on a ring", 0.9, 2, marks=pytest.mark.full),
-    ],
+    [(name, 0.9, 2) for name in ("overlap SGP", "AD-PSGD")],
 )
 def test_on_digits_teacher_forced(name, momentum, window):
     """With plain local steps, and with two steps with momentum between communications."""
@@ -253,41 +244,6 @@ def test_one_worker_is_sgd():
             replay(trace, method, problem, progress=False).commits["loss"].tolist()
             == expected.tolist()
         )
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["SGP, nobody waits"],
-)
-def test_replicas_are_saved(name, tmp_path):
-    method, trace = case_of(name, workers=5, commits=60)
-    problem = problems.digits(batch_size=4, hidden=(8,), split=0.3)
-    run = replay(trace, method, problem, precision="float64", evaluate_every=6, progress=False)
-    loaded = Run.load(run.save(tmp_path / "run"))
-    for one, other in zip(
-        jax.tree.leaves(loaded.replicas), jax.tree.leaves(run.replicas), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-    assert jax.tree.structure(loaded.replicas) == jax.tree.structure(loaded.params)
-    (tmp_path / "run" / "replicas.npz").write_bytes(b"")
-    with pytest.raises(InputError, match=r"replicas\.npz is not as it was written"):
-        Run.load(tmp_path / "run")
-
-
-@pytest.mark.parametrize("name", ["SGP, one peer"])
-def test_ensembles_are_single_replays(name):
-    make, *_ = CASES[name]
-    _, trace = case_of(name, commits=120)
-    options = {"learning_rate": [0.02, 0.05], "precision": "float64", "progress": False}
-    problem = problems.quadratic(CURVATURE, start=START)
-    together, apart = (
-        replay_ensemble(trace, make, problem, batched=batched, **options)
-        for batched in (True, False)
-    )
-    for one, other in zip(together, apart, strict=True):
-        np.testing.assert_allclose(one.commits["loss"], other.commits["loss"], rtol=1e-10)
-        np.testing.assert_allclose(one.evaluations, other.evaluations, rtol=1e-10)
-        np.testing.assert_allclose(one.replicas, other.replicas, rtol=1e-10)
 
 
 def test_states_of_workers_that_meet_name_their_replica():

@@ -1,132 +1,77 @@
-"""The study of gossip: its table is that of its runs, it goes on where it was, and it refuses what
-it cannot use.
+"""The study of gossip: methods run in their places, links and data are as asked, and attacks reach
+methods without a server.
 """
 
 import dataclasses
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from asyncsim import study, theory
-from asyncsim.study.finished import figures, read
-from asyncsim.study.target import Target
+from asyncsim.base.errors import InputError
+from asyncsim.study.finished import Finished, figures, read
+from asyncsim.study.sweep import sweep
 
 gossip = study.load("gossip")
 SMALL = {
     "workers": 4,
     "steps": 20,
-    "tune": (0.1, 0.4),
+    "seeds": 1,
+    "tune": (0.1,),
     "target": 0.3,
-    "slow": 5.0,
     "problem": "digits(hidden=[8])",
 }
 RING = "batch_sgd(policy='barrier(collective=ring)')"
-TOPOLOGIES = ("ring()", "one_peer_exponential()")
-
+ONE_PEER = "one_peer_exponential()"
 
 pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
 
+def placed(config):
+    """Return the cells of a config with the methods that run there."""
+    return gossip.in_their_places(config, sweep(config, config.points()))
+
+
 @pytest.mark.full
-def test_it_runs_goes_on_and_draws(tmp_path, capsys):
+def test_replicas_are_as_far_apart_as_their_runs_say(tmp_path, capsys):
     out = tmp_path / "gossip"
-    config = gossip.Config(**SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", RING), out=out)
-    _, summary = gossip.run(config)
-    said = capsys.readouterr()
-    assert (
-        "adpsgd is left out" in said.err
-        and "left out: adpsgd on one_peer_exponential(): " in said.out
-    )
-    assert "one seed cannot show the noise" in said.out
-    assert "of 0.3 is reached and held at the next 2 evaluations" in said.out
-    assert "the fastest on a topology, " in said.out
-    assert " reaches a test accuracy of 0.3 in " in said.out and "(one seed" in said.out
-    assert len(summary) == 4 * 2  # on a directed graph nobody meets in pairs
-    finished = read(out, "gossip")
-    table = finished.table(gossip.TABLE)
-    found = list(table[["topology", "method"]].itertuples(index=False, name=None))
-    assert found == [
-        ("ring()", "sgp"),
-        ("ring()", "adpsgd"),
-        (TOPOLOGIES[1], "sgp"),
-        ("all-reduce", "batch_sgd"),
+    options = {**SMALL, "topology": ("ring()", ONE_PEER), "methods": ("sgp", "adpsgd", RING)}
+    slow = "[gamma(5, 0.2)] + [gamma(1, 0.2)]*3"
+    _, summary = gossip.run(gossip.Config(**options, compute=slow, split=(0.1, None), out=out))
+    printed = capsys.readouterr()
+    assert f"adpsgd on {ONE_PEER} is left out: " in printed.err
+    assert "verdict: split 0.1: " in printed.out and "verdict: split none: " in printed.out
+    results = read(out, "gossip")
+    places = summary.loc[np.isinf(summary["split"]), ["topology", "method"]].to_numpy().tolist()
+    assert places == [
+        ["ring()", "sgp"],
+        ["ring()", "adpsgd"],
+        [ONE_PEER, "sgp"],
+        ["all-reduce", "batch_sgd"],
     ]
-    assert table["spectral_gap"].iloc[0] == pytest.approx(theory.spectral_gap("ring()", 4))
-    for row in table.itertuples():
-        rows = finished.rows(
-            topology=row.topology, method=row.method, learning_rate=row.learning_rate
-        )
-        (run,) = (finished.run(name) for name in rows["run_folder"])
-        assert row.time_to_target == pytest.approx(
-            Target(0.3, "test_accuracy", 2).time(run.evaluations)
-        )
-        (trace,) = (finished.trace(name) for name in rows["trace_file"])
+    for row in results.summary.itertuples():
+        run, trace = results.run(row.run_folder), results.trace(row.trace_file)
         assert [law.mean for law in trace.cluster.compute_laws] == [5, 1, 1, 1]
-    files = {path: path.read_bytes() for path in (out / "gossip.png", out / gossip.TABLE)}
-    for path in files:
-        path.unlink()
-    gossip.run(
-        gossip.Config(**SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", RING), resume=out)
-    )
-    assert "read" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in files} == files
-
-
-@pytest.mark.full
-def test_data_alike_and_split(tmp_path, capsys):
-    out = tmp_path / "gossip"
-    options = {**SMALL, "tune": (0.4,), "methods": ("sgp", "downpour"), "topology": ("ring()",)}
-    gossip.run(gossip.Config(**options, split=(0.1, "none"), out=out))
-    said, progress = capsys.readouterr()
-    assert "split none, " in progress and "split inf" not in progress
-    assert "split 0.1: " in said and "split none: " in said
-    finished = read(out, "gossip")
-    table = finished.table(gossip.TABLE)
-    assert table["split"].tolist() == [0.1, 0.1, float("inf"), float("inf")]
-    for row in table.itertuples():
-        (run,) = finished.runs(split=row.split, topology=row.topology, method=row.method)
-        assert run.config["problem_config"].get("split", float("inf")) == row.split
-        assert run.evaluations["test_accuracy"].iloc[-1] == row.test_accuracy
-    assert (out / "gossip.png").exists()
-
-
-def test_the_verdict_begins_with_the_fastest_and_its_ratios_are_above_one():
-    table = pd.DataFrame(
-        {
-            "topology": ["ring()", "one_peer_exponential()", "server"],
-            "method": ["dpsgd", "sgp", "downpour"],
-            "learning_rate": 0.1,
-            "seeds": 1,
-            "reached": 1,
-            "time_to_target": [6.4, 7.2, 1.6],
-            "gradients_to_target": [23.0, 22.0, 4.0],
-            "simulated_seconds": 12.0,
-        }
-    )
-    goal = Target(0.3)
-    assert gossip.verdict(table, goal) == (
-        "downpour on the server reaches a training loss of 0.3 in 1.60 s and 4 gradients; the "
-        "fastest on a topology, dpsgd on the ring, takes 4.00 times as long and 5.75 times the "
-        "gradients (one seed, rate 0.1)"
-    )
-    slow_server = table.assign(time_to_target=[9.0, 6.4, 12.8], learning_rate=[0.1, 0.1, 0.2])
-    assert gossip.verdict(slow_server, goal) == (
-        "the fastest on a topology, sgp on the one peer exponential graph, reaches a training "
-        "loss of 0.3 in 6.40 s and 22 gradients; downpour on the server takes 2.00 times as long "
-        "and 5.50 times fewer gradients (one seed)"
-    )
+        assert run.config["problem_config"].get("split", np.inf) == row.split
+        if row.topology == "all-reduce":
+            assert np.isnan([row.consensus_distance, row.spectral_gap]).all()
+        else:
+            distances = run.evaluations["consensus_distance"]
+            assert row.consensus_distance == pytest.approx(distances[1:].mean())
+            assert row.spectral_gap == theory.spectral_gap(row.topology, 4)
+    assert {path.stem for path in out.glob("*.png")} >= {"curves", "consensus"}
 
 
 def test_an_all_reduce_is_a_collective(capsys):
     """It is the rival by default; the server's barrier has its own row, and a random latency leaves
     the all-reduce out.
     """
-    options = {**SMALL, "topology": ("ring()",), "tune": (0.1,)}
-    config = gossip.Config(**options, methods=("sgp", RING, "averaging", "downpour"), latency="0.5")
-    cells, left_out = gossip._cells(config)
+    options = {**SMALL, "topology": "ring()", "methods": ("sgp", RING, "averaging", "downpour")}
+    config = gossip.Config(**options, latency="0.5")
     clusters = {
         (cell.values["topology"], method.name): cell.cluster_of(method)[0]
-        for cell in cells
+        for cell in placed(config)
         for method in cell.methods
     }
     assert [*clusters] == [
@@ -135,44 +80,75 @@ def test_an_all_reduce_is_a_collective(capsys):
         ("server", "averaging"),
         ("server", "downpour"),
     ]
-    assert clusters["all-reduce", "batch_sgd"].collective_time == 2 * 3 * 0.5 and not left_out
+    assert clusters["all-reduce", "batch_sgd"].collective_time == 2 * 3 * 0.5
+    assert "left out" not in capsys.readouterr().err
     assert "barrier(collective=ring)" in str(gossip.Config().methods)
-    random = dataclasses.replace(config, latency="exponential(0.5)")
-    _, (why,) = gossip._cells(random)
-    assert why.startswith("left out: batch_sgd on all-reduce: latency = exponential(mean=0.5)")
+    placed(dataclasses.replace(config, latency="exponential(0.5)"))
+    left_out = "batch_sgd on all-reduce is left out: latency = exponential(mean=0.5)"
+    assert left_out in capsys.readouterr().err
 
 
 def test_a_slow_link_is_one_of_worker_0():
     """To its first neighbour, as a topology has it; to the server, of the latency and the
     bandwidth.
     """
-    config = gossip.Config(
-        workers=3, slow_link=4.0, latency="0.5", bandwidth=8.0, message_bytes=2.0
+    options = {**SMALL, "methods": ("sgp", "downpour"), "workers": 3, "topology": "ring()"}
+    network = {"latency": "0.5", "bandwidth": 8.0, "message_bytes": 2.0}
+    ring, server = (
+        cell.cluster
+        for cell in placed(gossip.Config(**options, **network, slow_link=4.0))
+        if cell.methods
     )
-    assert (
-        str(config.at(topology="ring()").make_cluster(2.0).topology)
-        == "slow_links(topology=ring(), links=[[0, 1, 4]])"
-    )
-    server = config.at(topology=gossip.SERVER).make_cluster(2.0)
+    assert str(ring.topology) == "slow_links(topology=ring(), links=[[0, 1, 4]])"
     assert server.ways[0].means == (2.0, 0.5, 0.5) and server.ways[0].transfer == (1.0, 0.25, 0.25)
-    alike = gossip.Config(workers=3, latency="0.5")
-    assert str(alike.at(topology="ring()").make_cluster(None).topology) == "ring()"
+    alike, *_ = placed(gossip.Config(**options, latency="0.5"))
+    assert str(alike.cluster.topology) == "ring()"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": (0.1, 0.2), "problem": "quadratic"}, "split = 0.1: problem = 'quadratic' says"),
+        ({"split": 0.1, "problem": "digits(split=0.2)"}, r"split = 0.1: problem = 'digits\(split"),
+        ({"methods": ("downpour",)}, "downpour: none can be run on topology = ring()"),
+    ],
+)
+def test_data_and_methods_that_do_not_suit_are_refused(options, message):
+    config = gossip.Config(**{**SMALL, "topology": ("ring()",), "methods": ("sgp",), **options})
+    with pytest.raises(InputError, match=message):
+        placed(config)
 
 
 def test_methods_without_a_server_are_attacked(tmp_path, capsys):
-    options = {**SMALL, "steps": 2, "tune": (0.1,), "topology": ("ring()",)}
+    options = {**SMALL, "steps": 2, "topology": "ring()"}
     robust = "robust_gossip(rule=trimmed_mean(f=2))"
     options["methods"] = ("sgp", "adpsgd", "clipped_gossip(f=2)", robust)
-    _, summary = gossip.run(
-        gossip.Config(**options, attack="alie(workers=1, z=1)", out=tmp_path / "gossip")
-    )
+    out = tmp_path / "gossip"
+    _, summary = gossip.run(gossip.Config(**options, attack="alie(workers=1, z=1)", out=out))
     assert summary["method"].tolist() == ["sgp", "clipped_gossip", "robust_gossip"]
     printed = capsys.readouterr()
-    assert "4 workers, worker 0 5 times as slow, attack alie(workers=1, z=1); time" in printed.out
-    figure = figures("gossip").gossip(read(tmp_path / "gossip", "gossip"))
-    title = figure.get_suptitle().replace("\n", " ")
-    assert figure.get_label().startswith("No method on a topology reached a test accuracy")
-    assert "attack alie(workers=1, z=1)" in title and "all at learning rate 0.1" in title
+    assert "attack alie(workers=1, z=1)" in printed.out
+    assert "adpsgd on ring() is left out: " in printed.err
+    title = figures("comparison").curves(read(out, "gossip")).get_suptitle().replace("\n", " ")
+    assert "attack alie(workers=1, z=1)" in title
     # On the ring a worker has two messages.
     assert "robust_gossip: f=1 used: 3 replicas on ring()" in printed.err
     assert "clipped_gossip: f = 2 and 2 messages on ring(): none counts" in printed.err
+
+
+def test_the_figure_of_the_distances_has_a_point_for_each_method_and_topology(tmp_path):
+    table = pd.DataFrame(
+        {
+            "topology": ["ring()", "complete()", "server"],
+            "method": ["sgp", "sgp", "downpour"],
+            "seeds": 2,
+            "spectral_gap": [0.25, 1.0, np.nan],
+            "consensus_distance": [0.5, 0.125, np.nan],
+        }
+    )
+    table.to_csv(tmp_path / "comparison.csv", index=False)
+    finished = Finished(tmp_path, {"study": "gossip", "problem": "digits"}, table)
+    figure = figures("gossip").consensus(finished)
+    points = [line.get_xydata().tolist() for line in figure.axes[0].lines]
+    assert points == [[[0.25, 0.5]], [[1.0, 0.125]]]
+    assert "farthest from their mean with sgp on ring(), 0.5" in figure.get_label()

@@ -18,7 +18,6 @@ from asyncsim import (
     problems,
     recorders,
     replay,
-    replay_ensemble,
     simulate,
 )
 from asyncsim.replays.replay import Replay
@@ -109,33 +108,6 @@ def test_a_worker_that_joins_before_any_commit_has_its_own_start(float64):
     )
     first = run.commits.groupby("worker")["loss"].first()
     np.testing.assert_allclose(first, (CURVATURE * STARTS[:3] ** 2).sum(1) / 2)
-
-
-def test_members_of_an_ensemble_are_single_replays(float64, batched=True):
-    trace, rates = make_trace(commits=80), [0.05, 0.1]
-
-    def drawn(key, worker):
-        return jax.random.normal(jax.random.fold_in(key, worker), (5,))
-
-    problem = dataclasses.replace(problems.quadratic(CURVATURE), init_replica=drawn)
-    options = {"precision": "float64", "progress": False}
-    runs = replay_ensemble(
-        trace,
-        methods.lsgd,
-        problem,
-        seeds=[1, 2],
-        learning_rate=rates,
-        batched=batched,
-        **options,
-    )
-    singles = [
-        replay(trace, methods.lsgd(rate), problem, seed, **options)
-        for seed in (1, 2)
-        for rate in rates
-    ]
-    for run, single in zip(runs, singles, strict=True):
-        np.testing.assert_allclose(run.params, single.params, rtol=1e-12)
-    assert not np.allclose(runs[0].params, runs[2].params)
 
 
 @pytest.mark.parametrize("name", ["LSGD", "D-PSGD", "AD-PSGD"])

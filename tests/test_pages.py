@@ -18,13 +18,14 @@ from test_study import TOY
 
 from asyncsim import Gamma, Rollouts, Run, methods, problems, recorders, replay, simulate, study
 from asyncsim.__main__ import main
-from asyncsim.base.console import table_text
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.pages import page
-from asyncsim.pages.answer import split
 from asyncsim.pages.film import film, frame_times, on_screen, scale
 from asyncsim.pages.timeline import timeline
 from asyncsim.runs import known
+from asyncsim.study.columns import titled
+from asyncsim.study.finished import present
 from asyncsim.traces.phases import IN_WORDS, phases
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -58,7 +59,7 @@ def in_a_browser(path: Path, script: str, tmp_path: Path, *options: str) -> tupl
     """
     probe = (
         "<script>window.failed = []; window.onerror = (why) => failed.push(String(why));</script>",
-        "<script>asyncsimReady.then(() => { let result = {}; "
+        "<script>asyncsimReady.then(async () => { let result = {}; "
         f"{script}; const told = document.createElement('pre'); told.id = 'told';"
         "told.textContent = JSON.stringify({...result, failed}); "
         "document.body.appendChild(told); });</script>",
@@ -121,33 +122,53 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     )  # figures are images, apart from the page
 
 
-def test_printed_tables_become_tables_of_the_page():
-    """A sentence of the same length precedes the table; a cell contains spaces."""
-    frame = pd.DataFrame(
-        {
-            "": ["1", "~2"],
-            "method": ["sgd", "downpour"],
-            "time (s)": ["42.0 ± 7.1", "9.0 ± 1.1"],
-            "reached": ["2 of 2", "0 of 2"],
-            "training loss": [0.0745, 0.568],
-        }
+def test_a_report_is_printed_and_stands_on_the_page_whole(animated, tmp_path, capsys):
+    """In a pipe a table fits 100 characters; the page has all columns."""
+    shutil.copytree(animated, tmp_path / "mine")
+    wide = pd.DataFrame(
+        {"method": ["sgd", "adsgd"], **{f"column {i}": [1.0, 20.0] for i in range(12)}}
     )
-    text = table_text(frame)
-    width = len(text.splitlines()[0])
-    lines = [f"{'a sentence ' * 9}"[: width - 1] + ".", text, "verdict: sgd is best", "so  that"]
-    verdict, parts = split("\n".join(lines))
-    assert verdict == "sgd is best"
-    assert parts == [
-        {"text": lines[0], "aligned": False},
-        {
-            "columns": ["method", "time (s)", "reached", "training loss"],
-            "rows": [
-                ["1 sgd", "42.0 ± 7.1", "2 of 2", "0.0745"],
-                ["~2 downpour", "9.0 ± 1.1", "0 of 2", "0.568"],
-            ],
-        },
-        {"text": "so  that", "aligned": True},
+    verdicts = ["a: sgd is best\nnot compared: adsgd", "b: one seed: no order"]
+    present(tmp_path / "mine", {}, "about", titled(wide), "", "below", verdict=verdicts)
+    out = capsys.readouterr().out
+    assert out == (tmp_path / "mine" / "report.txt").read_text()
+    head, sgd, _, further, *rest = out.splitlines()[1:]
+    assert sgd.startswith("sgd         1.00") and 88 < len(head) <= 100
+    assert further == "further columns on the page: column 9, column 10, column 11"
+    assert rest == [
+        "below",
+        f"verdict: {verdicts[0]}".split("\n")[0],
+        "not compared: adsgd",
+        f"verdict: {verdicts[1]}",
     ]
+    data = data_of(page.write_page(tmp_path / "mine"))
+    assert data["verdict"] == "a: sgd is best\nb: one seed: no order"
+    below, about, table, end = data["answer"]
+    assert [part["text"] for part in (below, about, end)] == [
+        verdicts[0],
+        "about",
+        "below",
+    ]
+    assert table == {
+        "columns": list(wide),
+        "rows": [["sgd", *["1.00"] * 12], ["adsgd", *["20.0"] * 12]],
+    }
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"verdicts": "a", "parts": []},
+        {"verdicts": [1], "parts": [{"text": "a"}]},
+        {"verdicts": [], "parts": [{"columns": ["a", "b"], "rows": [["1"]]}, {"text": 3}, {}]},
+        {"verdicts": [], "parts": [{"columns": "a", "rows": 1}]},
+    ],
+)
+def test_a_strangers_report_is_left_out(report, animated, tmp_path):
+    shutil.copytree(animated, tmp_path / "mine")
+    (tmp_path / "mine" / "report.json").write_text(json.dumps(report))
+    data = data_of(page.write_page(tmp_path / "mine"))
+    assert data["verdict"] is None and data["answer"] == []
 
 
 def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
@@ -173,7 +194,8 @@ def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
 )
 def test_forces_are_those_of_the_method(method, force):
     trace = simulate(Cluster(4, "gamma(1, 0.3)"), 40)
-    run = replay(trace, method, problems.quadratic([1.0, 0.1], noise=0.5), progress=False)
+    problem, record = problems.quadratic([1.0, 0.1], noise=0.5), [recorders.positions()]
+    run = replay(trace, method, problem, record=record, progress=False)
     times = frame_times([trace], 25)
     drawn = film(run, trace, times, "a run")
     assert drawn.force == force
@@ -278,19 +300,16 @@ def test_animations_are_written(animated, capsys):
 
 
 def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
-    """Directions and distances with recorded positions only; and losses that are beyond the
-    axis.
-    """
-    about = data_of(animated / "report.html")["animation"]["about"]
-    assert "direction is taken in the plane" in about and "--animate" not in about
-    trace = simulate(Cluster(3, 1.0), commits=30)
+    """Losses that are beyond the axis; without recorded positions there is no animation."""
+    trace, problem = simulate(Cluster(3, 1.0), commits=30), problems.quadratic([1.0, 2.0])
     runs = [
-        replay(trace, methods.downpour(rate), problems.quadratic([1.0, 2.0])) for rate in (0.1, 1.2)
+        replay(trace, methods.downpour(rate), problem, record=[recorders.positions()])
+        for rate in (0.1, 1.2)
     ]
     about = [page.animation([("x", run, trace)], 10)["about"] for run in runs]
-    assert all(
-        "plane" not in text and "staleness" in text and "--animate" in text for text in about
-    )
+    assert all("direction is taken in the plane" in text for text in about)
+    with pytest.raises(InputError, match="x: has no positions; run the study with --animate"):
+        page.animation([("x", replay(trace, methods.downpour(0.1), problem), trace)], 10)
     assert "others at the edge" in about[1] and "others at the edge" not in about[0]
 
 
@@ -312,8 +331,8 @@ def test_a_page_holds_no_infinity(animated, tmp_path):
 def test_a_page_fits_its_window(width, dark, animated, tmp_path):
     """Sentences wrap; only parts that scroll are wider than the page."""
     shutil.copytree(animated, tmp_path / "mine")
-    (tmp_path / "mine" / "report.txt").write_text(
-        "a  table  of\nmany  columns  here\n" + "A long sentence. " * 40
+    (tmp_path / "mine" / "report.json").write_text(
+        json.dumps({"verdicts": [], "parts": [{"text": "A long sentence. " * 40}]})
     )
     path = page.write_page(tmp_path / "mine")
     script = """
@@ -324,16 +343,14 @@ def test_a_page_fits_its_window(width, dark, animated, tmp_path):
       const clipped = [...document.body.querySelectorAll("*")].filter(beyond);
       result.clipped = clipped.map((node) => node.outerHTML.slice(0, 90));
       const said = document.querySelector("pre.sentences");
-      const rows = document.querySelector("#answer pre:not(.sentences)");
       result.dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
       result.wraps = getComputedStyle(said).whiteSpace === "pre-wrap"
         && said.scrollWidth <= said.clientWidth;
-      result.rows = getComputedStyle(rows).whiteSpace;
     """
     options = ["--blink-settings=preferredColorScheme=0"] if dark else []
     found, errors = in_a_browser(path, script, tmp_path, f"--window-size={width},900", *options)
     assert errors == ""
-    expected = {"width": width, "clipped": [], "dark": dark, "wraps": True, "rows": "pre"}
+    expected = {"width": width, "clipped": [], "dark": dark, "wraps": True}
     assert found == {"failed": [], **expected}
 
 
@@ -399,6 +416,7 @@ def test_a_topology_moves_in_a_browser(tmp_path):
         "--tune",
         "0.1",
         "--topology=ring()",
+        "--animate",
     )
     assert study.main(["gossip", *options, "--methods", "sgp"]) == 0
     script = (
@@ -498,6 +516,7 @@ def test_a_hover_on_a_commit_shows_its_read(animated, tmp_path):
     read = version[row] - columns["read"][row]
     script = f"""
       const ready = asyncsimTimeline, [lanes] = ready.plots;
+      ready.view(0, 1e9);
       const y = ({columns["worker"][row]} + 0.5) / {data["lanes"]} * lanes.over.clientHeight;
       lanes.setCursor({{ left: lanes.valToPos(ready.commits.time[{row}], "x"), top: y }});
       result.text = document.getElementById("timeline-status").textContent;
@@ -508,10 +527,40 @@ def test_a_hover_on_a_commit_shows_its_read(animated, tmp_path):
     assert f"staleness {columns['staleness'][row]}." in result["text"]
 
 
+@browser
+def test_a_timeline_opens_at_ten_commits_a_lane_and_follows_in_all_panels(animated, tmp_path):
+    """On a touch screen two fingers zoom, and a tap shows the nearest commit."""
+    script = """
+      const ready = asyncsimTimeline, [lanes] = ready.plots, { over } = lanes;
+      const frame = () => new Promise((done) => setTimeout(done, 50));
+      const shown = ready.commits.time.filter((time) => time <= lanes.scales.x.max).length;
+      result.shown = shown / ready.commits.time.length;
+      const touch = (type, id, x) => over.dispatchEvent(new PointerEvent(type,
+        { pointerType: "touch", pointerId: id, clientX: over.getBoundingClientRect().left + x }));
+      touch("pointerdown", 1, 100); touch("pointerdown", 2, 200);
+      const under = [100, 200].map((x) => lanes.posToVal(x, "x"));
+      touch("pointermove", 1, 50); await frame();
+      touch("pointermove", 2, 300); await frame();
+      result.pinched = [50, 300].map((x, i) => lanes.posToVal(x, "x") - under[i]);
+      touch("pointerup", 1, 50); touch("pointerup", 2, 300);
+      touch("pointerdown", 3, 120); touch("pointerup", 3, 120);
+      lanes.setCursor({ left: 120, top: 5 }); over.click();
+      result.tapped = document.getElementById("timeline-status").textContent;
+      const steps = () => ready.plots.map((plot) => plot.data[1].length);
+      const all = steps();
+      ready.follow(3); await frame();
+      result.fewer = steps().filter((count, i) => count < all[i]).length;
+    """
+    found, errors = in_a_browser(animated / "report.html", script, tmp_path)
+    assert errors == "" and found["failed"] == [] and found["fewer"] == 1  # at the server
+    assert 0.2 < found["shown"] < 0.5 and found["tapped"].startswith("worker 0 at ")
+    assert found["pinched"] == pytest.approx([0, 0], abs=1e-9)
+
+
 @pytest.mark.full
 def test_a_page_shows_a_run_with_crashes():
     options = ("--workers=3", "--steps=60", "--seeds=1", "--problem=quadratic")
     further = ("--methods", "downpour", "--policy", "asynchronous", "--deaths", "100")
     assert study.main(["failures", *options, *further]) == 0
-    ((title, _, trace),) = page.two_runs(Path("results/failures"))
+    ((title, _, trace),) = page.shown_runs(Path("results/failures"))
     assert title == "downpour, seed 0" and len(trace.absences)

@@ -15,7 +15,6 @@ from asyncsim import (
     problems,
     recorders,
     replay,
-    replay_ensemble,
 )
 from asyncsim.problems.partition import partition
 from asyncsim.replays.replay import Replay
@@ -180,22 +179,6 @@ def test_methods_of_pipelines_equal_a_numpy_loop(name, timing):
     for stop in stops.tolist():
         replayed.advance(stop)
         assert deviation(replayed.state.central, expected[stop]) < 1e-10
-
-
-def test_members_of_an_ensemble_equal_their_runs():
-    trace, _ = VECTORS["drawn"]
-    options = {"precision": "float64", "progress": False}
-    found = replay_ensemble(
-        trace,
-        methods.weight_prediction,
-        coupled(),
-        learning_rate=[0.05, 0.1],
-        batched=True,
-        **options,
-    )
-    for rate, run in zip([0.05, 0.1], found, strict=True):
-        alone = replay(trace, methods.weight_prediction(rate), coupled(), **options)
-        assert deviation(run.commits["loss"], alone.commits["loss"]) < 1e-12
 
 
 # Traces.

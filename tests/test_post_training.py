@@ -2,7 +2,10 @@
 they state.
 """
 
+import dataclasses
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,6 +18,34 @@ from asyncsim.traces.samples import binding_limit
 
 post_training = study.load("post_training")
 SMALL = {"slots": 8, "batch": 8, "group": 2, "steps": 20, "seeds": 2, "tune": (0.3, 1.0)}
+
+
+OWN = """
+import jax
+import jax.numpy as jnp
+from asyncsim.problems import PolicyProblem
+
+def half(logp, behaviour, proximal, advantage, present):
+    return 0.5 * jnp.ones_like(logp)
+
+def scaled(by):
+    return lambda logp, *rest: by * jnp.ones_like(logp)
+
+def scalar(logp, *rest):
+    return jnp.sum(logp)
+
+def copy(symbols):
+    return PolicyProblem(
+        name="copy",
+        init=lambda key: jax.random.normal(key, (symbols, symbols)),
+        prompt=lambda key, quantile: jax.random.randint(key, (), 0, symbols),
+        logits=lambda weights, prompt, tokens, position: weights[prompt],
+        reward=lambda tokens, prompt: jnp.mean(tokens == prompt),
+        length=lambda quantile: jnp.int32(3),
+        tokens=3,
+        vocabulary=symbols,
+    )
+"""
 
 
 def test_a_small_study(tmp_path, capsys):
@@ -179,6 +210,24 @@ def test_options_that_cannot_be(options, message, tmp_path):
         post_training.run(post_training.Config(**SMALL | options, out=tmp_path / "results"))
     assert message in str(raised.value)
     assert not (tmp_path / "results").exists()
+
+
+def test_a_users_file_has_corrections_and_a_problem(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    config = post_training.Config(
+        **SMALL | {"steps": 5, "seeds": 1, "tune": (1.0,)},
+        queues=("keep",),
+        corrections=("own.py:half", "own.py:scaled(0.5)"),
+        problem="own.py:copy(symbols=3)",
+    )
+    folder, summary = post_training.run(config)
+    half, scaled = (rows for _, rows in summary.groupby("correction", sort=False))
+    assert half["reward"].tolist() == scaled["reward"].tolist()
+    assert json.loads((folder / "config.json").read_text())["files"].keys() == {"own.py"}
+    for name, message in (("scalar", "shape"), ("none_there", "has no function none_there")):
+        with pytest.raises(InputError, match=message):
+            dataclasses.replace(config, corrections=(f"own.py:{name}",)).check()
 
 
 def test_commands(tmp_path, capsys):

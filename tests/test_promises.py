@@ -98,8 +98,7 @@ def kill():
     return killed
 
 
-@pytest.mark.parametrize("step", [29, pytest.param(11, marks=pytest.mark.full)])
-def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step):
+def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step=19):
     study(out="whole")
     number = 0
     while kill(number, study, out=Path("mine")):
@@ -130,14 +129,18 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
         jobs = [measurement(f"seed {seed}", measured, seed) for seed in range(config.seeds)]
         record = {"study": "toy", **config.record(cells()[0].methods, cells()[0].problem)}
         here = contextlib.nullcontext(Local())
-        run_jobs("toy", config, record, jobs, here, lambda _, rows: concluded.append(len(rows)))
+        run_jobs("toy", config, record, jobs, here, conclude)
+
+    def conclude(folder, rows):
+        concluded.append(len(rows))
+        present(folder, {}, "of the seeds")
 
     with pytest.raises(KeyboardInterrupt, match="the finished results are in mine"):
         run(seeds=2, out=Path("mine"))
     for name in ("report.html", "report.txt"):
         assert "unfinished: 1 of 2 runs" in Path("mine", name).read_text()
     # The first line of the page.
-    assert '"verdict": "Unfinished: 1 of 2 runs"' in Path("mine/report.html").read_text()
+    assert '"verdict": "unfinished: 1 of 2 runs"' in Path("mine/report.html").read_text()
     stop.clear()
     run(seeds=3, resume=Path("mine"))
     run(seeds=3, out=Path("whole"))
@@ -158,8 +161,7 @@ def equal_traces(path: Path, content: bytes) -> bool:
     return traces[0].frame.equals(traces[1].frame) and traces[0].source == traces[1].source
 
 
-@pytest.mark.parametrize("flips", [5, pytest.param(20, marks=pytest.mark.full)])
-def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, flips):
+def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, flips=8):
     study(out="whole")
     whole = files("whole")
     places = [(name, place) for name, content in whole.items() for place in range(len(content))]

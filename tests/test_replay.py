@@ -7,17 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from cases import FORCED, make_method, make_problem, make_trace, stateful_problem
+from cases import make_method, make_problem, make_trace, stateful_problem
 from edits import with_columns
-from event_loop import RECORDED, EventLoop, deviation
+from event_loop import RECORDED, EventLoop
 
-import asyncsim.replays.plan
 from asyncsim import (
     InputError,
     methods,
     prescribed,
     problems,
-    recorders,
     replay_ensemble,
 )
 from asyncsim.methods import Method, gradient_steps
@@ -25,37 +23,6 @@ from asyncsim.methods.method import send_update
 from asyncsim.replays.replay import replay
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-# Sizes that only affect speed
-
-
-@pytest.fixture
-def sizes(monkeypatch):
-    """Sets the sizes of the tuning."""
-    usual = asyncsim.replays.plan.tuning
-    return lambda **given: monkeypatch.setattr(
-        asyncsim.replays.plan, "tuning", lambda *arguments: usual(*arguments)._replace(**given)
-    )
-
-
-@pytest.mark.full
-def test_the_size_of_pieces_changes_nothing(sizes):
-    trace, method, problem = (
-        make_trace("write_then_read"),
-        make_method("downpour"),
-        make_problem("quadratic"),
-    )
-    ends = []
-    for pieces in ((1,), (3,), (1, 2, 4, 8)):
-        sizes(piece_sizes=pieces)
-        run = replay(
-            trace, method, problem, precision="float64", record=[recorders.energy()], progress=False
-        )
-        ends.append((run.params, run.commits[list(RECORDED)]))
-    for params, commits in ends[1:]:
-        assert deviation(params, ends[0][0]) < FORCED
-        assert all(deviation(commits[name], ends[0][1][name]) < FORCED for name in RECORDED)
 
 
 # Repeating

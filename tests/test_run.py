@@ -21,7 +21,7 @@ from asyncsim import (
     replay,
     simulate,
 )
-from asyncsim.base.files import sealed
+from asyncsim.base.files import write_sealed
 from asyncsim.replays.run import FORMAT
 
 FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
@@ -157,7 +157,7 @@ def test_headers_that_are_not_a_runs(tmp_path, header):
 
 def test_another_format_says_so(tmp_path):
     path = make_run().save(tmp_path / "run") / "run.json"
-    path.write_text(sealed({**json.loads(path.read_text()), "format": FORMAT + 1}))
+    write_sealed(path, {**json.loads(path.read_text()), "format": FORMAT + 1})
     with pytest.raises(InputError, match=rf"of format {FORMAT + 1}, this asyncsim reads {FORMAT}"):
         Run.load(tmp_path / "run")
 

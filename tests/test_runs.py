@@ -168,9 +168,8 @@ def test_damaged_results_end_in_one_line(there, capsys):
 
 def test_a_terminal_of_ascii_gets_the_report(place):
     program = (
-        "from asyncsim.base.console import heard\n"
-        "with heard() as said: print('1 \u00b1 2, n\u00b2, \u03bb')\n"
-        "assert '\u00b1' in said.getvalue()"
+        "from asyncsim.base.console import safe_output\n"
+        "with safe_output(): print('1 \u00b1 2, n\u00b2, \u03bb')"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
@@ -332,7 +331,7 @@ def test_the_runs_of_a_tuned_study_are_found(place, capsys):
     titles = re.findall(
         r'"title": "((?:gem|downpour)[^"]*)"', Path("first", "report.html").read_text()
     )
-    assert titles and all("at rate 0.2" in title for title in titles)
+    assert titles and all("rate 0.2" in title for title in titles)
 
 
 def test_only_runs_that_differ_in_the_seed_are_a_line():

@@ -16,12 +16,10 @@ from test_shards import sharded
 
 from asyncsim import (
     Cluster,
-    InputError,
     attacks,
     methods,
     recorders,
     replay,
-    replay_ensemble,
     simulate,
 )
 from asyncsim.replays.attacked import under_attack
@@ -103,10 +101,9 @@ def test_the_declaration_of_each_method_is_true(name):
 @pytest.mark.parametrize("name", [name for name in attacks.ATTACKS if name != "label_flip"])
 def test_the_declaration_of_each_attack_is_true(name):
     attack = attacks.ATTACKS[name](1, **({"z": 1.5} if name == "alie" else {}))
-    for method, messages in ((methods.downpour(), 1), (methods.softsync(policy=None), 3)):
-        attacked, _ = under_attack(method, None, attack, WORKERS)
-        largest = deviation_of_parts(attacked, messages)
-        assert largest < ROUND_OFF if attack.coordinatewise else largest > 1e-3
+    attacked, _ = under_attack(methods.softsync(policy=None), None, attack, WORKERS)
+    largest = deviation_of_parts(attacked, messages=3)
+    assert largest < ROUND_OFF if attack.coordinatewise else largest > 1e-3
 
 
 # The numbers.
@@ -216,12 +213,3 @@ def _reads_of(order, versions, shard):
 
 
 # Runs and ensembles.
-
-
-def test_an_ensemble_runs_one_by_one():
-    trace, problem = make_sharded(20), make_problem("quadratic")
-    runs = replay_ensemble(trace, methods.downpour, problem, seeds=[0, 3], learning_rate=0.05)
-    alone = replay(trace, methods.downpour(learning_rate=0.05), problem, seed=3)
-    assert runs[1].commits.equals(alone.commits)
-    with pytest.raises(InputError, match=r"batched = True: .* \(4\) run one by one"):
-        replay_ensemble(trace, methods.downpour, problem, seeds=[0, 1], batched=True)

@@ -184,26 +184,6 @@ def test_messages_follow_from_their_parts(cluster, commits, seed):
         np.testing.assert_array_equal(frame["read_version"], np.where(first, 0, of_exchange))
 
 
-def test_the_mean_staleness_of_each_shard_is_conserved(servers=4):
-    """Of K commits to a shard by n workers, the staleness and the ages of open reads sum to K (n -
-    1).
-    """
-    workers, commits = 6, 500
-    laws = ["gamma(1, 0.5)"] * 4 + ["exponential(3)"] * 2
-    trace = simulate(
-        Cluster(workers, laws, "exponential(0.2)", "exponential(0.3)", servers=servers),
-        commits,
-        seed=3,
-    )
-    for shard in range(servers):
-        parts, reads = (table[table["shard"] == shard] for table in (trace.parts, trace.open_parts))
-        ages = len(parts) - reads["read_version"]
-        assert parts["staleness"].sum() + ages.sum() == len(parts) * (workers - 1)
-    means = trace.per_shard()["mean_staleness"]
-    assert means.to_numpy() == pytest.approx([workers - 1] * servers, abs=0.05)
-    assert staleness_theory(trace.cluster).mean == workers - 1
-
-
 @pytest.mark.parametrize(
     "protocol", PROTOCOLS, ids=lambda options: "_".join(map(str, options.values()))
 )

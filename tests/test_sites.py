@@ -243,43 +243,42 @@ def test_failures_have_units_and_sites():
         failures.crash(1, 1, detect="3 sec")
 
 
-def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
-    """Worker 0 is 30 s and 10 s away, worker 1 is at the server, worker 2 is 5 s and 20 s away.
+def test_ten_visits_to_a_server_at_the_first_of_three_sites_by_hand(tmp_path):
+    """Worker 0 is at the server, worker 1 is 30 s and 10 s away, worker 2 is 5 s and 20 s away.
 
-    Up: 12 bytes at 6 bytes/s from site 0, 3 bytes/s from site 2, and in no time inside. Down: at
+    Up: 12 bytes at 6 bytes/s from site 1, 3 bytes/s from site 2, and in no time inside. Down: at
     4 and 2 bytes/s.
     """
-    latency = [[0, "30 s", 1], [10, 0, 20], [1, 5, 0]]
+    latency = [[0, 10, 20], ["30 s", 0, 1], [5, 1, 0]]
     cluster = Cluster(
         3,
-        [10.0, 18.0, 11.0],
+        [18.0, 10.0, 11.0],
         service=1.0,
         message_bytes=12,
         sites=[1, 1, 1],
         far_latency=latency,
-        far_bandwidth=[[0, 6, 1], [4, 0, 2], [1, "24 bit/s", 0]],
-        server_site=1,
+        far_bandwidth=[[0, 4, 2], [6, 0, 1], ["24 bit/s", 1, 0]],
     )
     frame = simulate(cluster, 10).frame
-    # Round trips: 0 computes 10, goes 32, is served 1, returns 13; 1: 18 and 1; 2: 11, 9, 1, 26.
+    # Round trips: 1 computes 10, goes 32, is served 1, returns 13; 0: 18 and 1; 2: 11, 9, 1, 26.
     by_hand = [
-        (1, 18),
+        (0, 18),
         (2, 20),
-        (1, 37),
-        (0, 42),
-        (1, 56),
+        (0, 37),
+        (1, 42),
+        (0, 56),
         (2, 67),
-        (1, 75),
-        (1, 94),
-        (0, 98),
-        (1, 113),
+        (0, 75),
+        (0, 94),
+        (1, 98),
+        (0, 113),
     ]
     assert list(zip(frame["worker"], frame["arrive_time"], strict=True)) == by_hand
     np.testing.assert_array_equal(frame["commit_time"], frame["arrive_time"] + 1)
     text = f"{latency}".replace("'", "")
     assert dataclasses.replace(cluster, far_latency=text) == cluster
     assert (
-        dataclasses.replace(cluster, far_latency=np.array([[0, 30, 1], [10, 0, 20], [1, 5, 0]]))
+        dataclasses.replace(cluster, far_latency=np.array([[0, 10, 20], [30, 0, 1], [5, 1, 0]]))
         == cluster
     )
     assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
@@ -294,7 +293,7 @@ def test_ten_visits_to_a_server_at_the_second_of_three_sites_by_hand(tmp_path):
     arrivals = simulate(pair, 4).frame["arrive_time"].tolist()
     assert pair.sites == (1, 1) and arrivals == [18, 37, 42, 56]
     alone = meet(cluster, methods.sgd().timing)
-    assert alone.sites is None and simulate(alone, 2).frame["arrive_time"].tolist() == [10, 21]
+    assert alone.sites is None and simulate(alone, 2).frame["arrive_time"].tolist() == [18, 37]
 
 
 def test_a_reply_to_a_dead_worker_is_no_visit():

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from cases import (
+    ACCELERATED,
     EVERY,
     FORCED,
     METHODS,
@@ -22,14 +23,13 @@ from cases import (
     combining,
     counting,
     damped_buffer,
-    make_method,
     make_problem,
     make_trace,
     nested_problem,
     stateful_problem,
     stopping,
 )
-from event_loop import RECORDED, EventLoop, LoopDiverged, deviation, forced_deviation
+from event_loop import LoopDiverged, forced_deviation
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from world import SEEDS, clusters, gates
@@ -74,44 +74,13 @@ RULES = {
     "a buffer": damped_buffer,
     "combining": combining,
 }
-#: One of each mechanism; the others have their turn in a full run.
-DEFAULT = {
-    "gem, paper",
-    "dana_zero",
-    "aeasgd",
-    "lsgd, groups",
-    "ringleader",
-    "fedbuff",
-    "draws",
-    "lgd",
-}
-#: Methods that scale each message by a number, as damping does, or are in the catalogue themselves.
-ALIKE = {
-    "adaptive_staleness",
-    "batch_sgd",
-    "delay_adaptive",
-    "dynsgd",
-    "rennala",
-    "ringmaster",
-    "softsync",
-}
-ALIKE |= {
-    "adag",
-    "agn",
-    "damping",
-    "rescaled_asgd",
-    "async_local_sgd",
-    "delayed_nesterov",
-    "eamsgd",
-}
-ALIKE |= {
-    "dana_slim",
-    "server_optimizer",
-    "a reply before the commit",
-    "an optimizer on the server",
-    "server memory, backup",
-}
-ALIKE |= {"message with the central variable, and resume"}
+#: A method of each mechanism, in the default run and in a full one; the numbers of every method are
+#: those of its paper in `test_catalogue`.
+DEFAULT = ("gem, paper", "dana_zero", "aeasgd", "lsgd, groups")
+DEFAULT += ("ringleader", "fedbuff", "draws", "lgd")
+FULL = ("zeno_pp", "weight_prediction", "streaming_diloco", "entropy_sgd", "combining")
+FULL += ("a tree as message", "draws, and a reply before the commit", "server memory, velocity")
+FULL += ("local adam", "ringmaster_lmo")
 #: Methods whose replays go through crashes, outages and losses.
 WITH_FAILURES = (
     "gem",
@@ -244,8 +213,8 @@ def assert_the_loop(combination):
         "precision": "float64",
     }
     options |= {"stops": stops, "form": form}
-    # Batches of the sizes that accelerators have.
-    with mock.patch.object(tuning, "_CPU", tuning._ACCELERATOR), np.errstate(invalid="raise"):
+    # Batches are unrolled as an accelerator's.
+    with mock.patch.object(tuning, "_CPU", ACCELERATED), np.errstate(invalid="raise"):
         running = Replay(
             trace, RULES[combination.rule](), TASKS[combination.task](trace.workers), **options
         )
@@ -261,12 +230,7 @@ def assert_the_loop(combination):
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [
-        pytest.param(r, marks=[pytest.mark.full] * (r not in DEFAULT))
-        for r in RULES
-        if r not in ALIKE
-    ],
+    "rule", [*DEFAULT, *(pytest.param(rule, marks=pytest.mark.full) for rule in FULL)]
 )
 @settings(max_examples=1)
 @given(data=st.data())
@@ -306,26 +270,3 @@ def test_networks_are_the_slow_replay(name):
         stopping(trace, methods.downpour(learning_rate=0.001), make_problem(name)), EVERY
     )
     assert max(found.values()) < FORCED, found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("protocol", ["read_then_write, two visits"])
-def test_downpour_is_the_slow_replay_without_forcing(protocol):
-    """A method that does not amplify round-off."""
-    trace, method, problem = (
-        make_trace(protocol),
-        make_method("downpour"),
-        make_problem("quadratic"),
-    )
-    replayed = Replay(trace, method, problem, precision="float64", record=[recorders.energy()])
-    loop = EventLoop(trace, method, problem)
-    replayed.advance(len(trace))
-    expected, found = loop.run(0, len(trace)), replayed.result().commits
-    central = np.asarray(replayed.state.central)
-    assert (
-        max(
-            deviation(central, loop.central),
-            *(deviation(found[name], expected[name]) for name in RECORDED),
-        )
-        < 1e-10
-    )

@@ -37,8 +37,8 @@ from asyncsim.problems import PROBLEMS
 from asyncsim.study import cell
 from asyncsim.study.finished import TheoryValue, figures, read, with_theory
 from asyncsim.study.options import texts_of
-from asyncsim.study.outcome import averaged, outcome, outcome_table
-from asyncsim.study.sweep import SweepConfig, sweep
+from asyncsim.study.outcome import outcome, own_measures
+from asyncsim.study.sweep import ComparisonConfig, sweep
 
 OPTIMIZED = True
 ROOT = study.shipped("studies").parent
@@ -71,10 +71,24 @@ def own_study(name: str, text: str) -> Path:
 def test_list_has_a_line_for_each_study(told):
     code, out, err = told()
     assert (code, err) == (0, [])
-    lines = [line.split(maxsplit=1) for line in out[out.index("studies:") + 1 :]]
-    assert [name for name, _ in lines] == SHIPPED
+    _, of_clusters, of_papers = (part.splitlines() for part in "\n".join(out).split("studies of "))
+    lines = [line.split(maxsplit=1) for line in (*of_clusters[1:], *of_papers[1:]) if line]
     assert all(text.endswith(".") for _, text in lines)
     assert all(len(line) <= 120 for line in out)
+    names = {name for name, _ in lines}
+    assert {"compare", "plan", "staleness"} <= names and "stability" not in names
+    assert {"gem", "windows"} <= {line.split()[0] for line in of_papers[1:] if line}
+    code, members, _ = told("gem")
+    listed = {line.split()[0] for line in members[2:]}
+    assert code == 0 and names - {"gem"} | listed == set(SHIPPED)
+
+
+def test_a_study_of_a_group_is_run_by_both_names(told):
+    for names in (["gem", "kappa"], ["kappa"]):
+        code, _, err = told(*names, "--seeds", "0")
+        assert code == 2 and err[-1].startswith("error: seeds = 0: must be at least 1"), err
+    code, _, (err,) = told("gem", "kapa")
+    assert code == 2 and "study = 'kapa': unknown; did you mean 'kappa'?" in err
 
 
 def test_list_from_a_clone_has_nothing_twice(told, monkeypatch):
@@ -205,7 +219,7 @@ def test_none_in_any_case_stands_for_no_value():
     _, config = study.configure("plan", ["--tune", "none", "--model-parameters", "None"])
     assert config.tune is None and config.model_parameters is None
     _, config = study.configure("gossip", ["--split", "none", "0.1", "--attack", "None"])
-    assert config.split == ("none", 0.1) and config.attack is None
+    assert config.split == (None, 0.1) and config.attack is None
 
 
 @pytest.mark.parametrize(("name", "figure"), [("staleness", "loss")])
@@ -331,7 +345,7 @@ def test_entries_with_arguments_and_sweeps(capsys):
 
 def test_cells_share_only_what_is_the_same():
     one, other = (problems.quadratic([1.0], start=start) for start in (1.0, 2.0))
-    config = SweepConfig(methods=("downpour",), workers=(2,), seeds=1, steps=2)
+    config = ComparisonConfig(methods=("downpour",), workers=(2,), seeds=1, steps=2)
     grid = [{"workers": n, "problem": problem} for n, problem in ((2, one), (3, other), (4, one))]
     assert [cell.problem for cell in sweep(config, grid)] == [one, other, one]
     with pytest.raises(
@@ -341,7 +355,9 @@ def test_cells_share_only_what_is_the_same():
 
 
 def test_long_values_are_cut_in_the_names_of_folders():
-    config = SweepConfig(methods=("downpour",), workers=(2,), problem="quadratic", seeds=1, steps=2)
+    config = ComparisonConfig(
+        methods=("downpour",), workers=(2,), problem="quadratic", seeds=1, steps=2
+    )
     laws = [f"empirical([{', '.join(['1.25'] * 60 + [last])}])" for last in ("1", "2")]
     names = [cell.name for cell in sweep(config, [{"workers": 2, "compute": law} for law in laws])]
     assert len(set(names)) == 2 and all(len(name) < 120 for name in names)
@@ -349,7 +365,7 @@ def test_long_values_are_cut_in_the_names_of_folders():
 
 def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
     Path("mine.py").write_text(MINE)
-    config = SweepConfig(
+    config = ComparisonConfig(
         methods=("mine.py:damped",), workers=(2, 3), problem="quadratic", seeds=1, steps=2
     )
     cells = sweep(
@@ -425,7 +441,7 @@ def test_a_problem_of_an_own_file(capsys):
     assert (problem.batch_size, problem.config["noise"]) == (4, 0.3)
     assert capsys.readouterr().err == ""
     grid = [{"workers": 2}, {"workers": 3, "problem": "mine.py:moons(noise=0.1)"}]
-    cells = sweep(SweepConfig(problem="mine.py:moons", methods=("downpour",)), grid)
+    cells = sweep(ComparisonConfig(problem="mine.py:moons", methods=("downpour",)), grid)
     assert [cell.problem.name for cell in cells] == ["moons of 2", "moons of 3"]
     assert [cell.problem.config["noise"] for cell in cells] == [0.2, 0.1]
 
@@ -527,14 +543,6 @@ def test_what_lies_beside_an_own_file_can_be_imported(tmp_path, monkeypatch):
                 "changes nothing; "
             ],
         ),
-        (
-            {"protocol": "write_then_read", "exclusive": False},
-            ["--no-exclusive changes nothing: the visits of write_then_read are always separate"],
-        ),
-        (
-            {"dynamic_window": True},
-            ["--dynamic-window changes nothing with a window of 1: all workers have it"],
-        ),
     ],
 )
 def test_options_that_change_nothing_are_said_aloud_once(capsys, options, notes):
@@ -571,9 +579,6 @@ def test_own_study_is_listed_and_run_beside_the_shipped(told):
     own_study("mine", OWN)
     own_study("_helper", "raise ValueError")
     _, out, err = told()
-    assert [line.split()[0] for line in out[out.index("studies:") + 1 :]] == sorted(
-        ["mine", *SHIPPED]
-    )
     assert ["mine", "Say hello."] in [line.split(maxsplit=1) for line in out] and err == []
     assert told("mine", "--times", "2") == (0, ["hellohello"], [])
     own_study("needs", OWN.replace("times: int = 1", "times: int"))
@@ -787,15 +792,15 @@ def test_what_is_printed_to_a_full_disk(tmp_path):
 def test_options_are_chosen_where_they_are_given(capsys):
     """Also at their defaults, on the command line; in Python where they have another value."""
     _, given = study.configure(
-        "staleness", ["--momentum=0.9", "--no-exclusive", "--batch-size", "16"]
+        "staleness", ["--momentum=0.9", "--protocol", "read_then_write", "--batch-size", "16"]
     )
     assert {name for name in vars(given) if given.changed(name)} == {
         "momentum",
-        "exclusive",
+        "protocol",
         "batch_size",
     }
     made = dataclasses.replace(given)
-    assert {name for name in vars(made) if made.changed(name)} == {"exclusive", "batch_size"}
+    assert {name for name in vars(made) if made.changed(name)} == {"protocol", "batch_size"}
     _, scaled = study.configure("windows", ["--scale", "paper"])
     assert [name for name in ("network", "learning_rate", "scale") if scaled.changed(name)] == [
         "scale"
@@ -805,45 +810,13 @@ def test_options_are_chosen_where_they_are_given(capsys):
     assert "note: --batch-size changes nothing for quadratic\n" in capsys.readouterr().err
 
 
-def test_means_are_of_the_seeds_that_finished():
-    rows = {"status": ["finished", "finished", "diverged"], "final_loss": [1.0, 2.0, np.nan]}
-    summary = pd.DataFrame(
-        {"method": "downpour", "seed": range(3), **rows, "simulated_seconds": [200.0, 202.0, 20.0]}
-    )
-    lines = outcome_table(summary).splitlines()
-    assert lines[-1].split() == ["downpour", "1", "of", "3", "1.50", "201"]
-
-
-@pytest.mark.parametrize(
-    ("seeds", "diverged", "said"),
-    [
-        ((3, 3), False, "means over 3 seeds"),
-        ((3, 1), False, "means over 1 to 3 seeds"),
-        ((3, 1), True, "means over the seeds that finished, of 1 to 3"),
-        ((1, 1), False, "one seed"),
-    ],
-)
-def test_means_are_said_to_be_of_the_seeds_that_there_are(seeds, diverged, said):
-    methods = [
-        (method, seed) for method, count in zip("ab", seeds, strict=True) for seed in range(count)
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_table_shows_measures_of_ones_own(part):
+    measured = [f"{part}_{name}" for name in ("loss", "recall", "mae", "bias")]
+    assert own_measures(["train_loss", "train_gap", *measured]) == [
+        *(["train_gap"] if part == "train" else []),
+        *measured[1:],
     ]
-    summary = pd.DataFrame(methods, columns=["method", "seed"]).assign(status="finished")
-    summary.loc[0, "status"] = "diverged" if diverged else "finished"
-    assert averaged(summary) == said
-
-
-def test_a_table_shows_measures_of_ones_own(part="train"):
-    measured = {
-        f"{part}_{name}": [1.0, 3.0] for name in ("loss", "recall", "mae", "auc", "f1", "bias")
-    }
-    summary = pd.DataFrame(
-        {"method": "gem", "seed": [0, 1], "status": "finished", "train_loss": 1.0, **measured}
-    )
-    head, row, below = outcome_table(summary.assign(train_gap=5.0)).splitlines()
-    shown = [f"{part} {name}" for name in ("recall", "mae", "auc", "f1")]
-    assert re.split(r"\s{2,}", head.strip())[-4:] == shown and row.split()[-4:] == ["2.00"] * 4
-    assert below == f"also in summary.csv: {part}_bias" + (", train_gap" if part == "train" else "")
-    assert "gap" not in head
 
 
 def test_the_energy_ratio_is_of_the_commits_that_moved_the_central_variable():

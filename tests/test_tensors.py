@@ -23,7 +23,6 @@ from asyncsim import (
     problems,
     recorders,
     replay,
-    replay_ensemble,
     simulate,
 )
 from asyncsim.methods import Applied, Method, declared, gradient_steps
@@ -159,22 +158,6 @@ def scaled(learning_rate=0.05, trust=0.02):
         return Applied(jax.tree.map(step, central, message), server, memory)
 
     return Method(optax.identity(), apply=apply, space="tensors")
-
-
-@pytest.mark.parametrize("batched", [True, unless(False, False)])
-def test_an_ensemble_is_its_replays(batched, lenient):
-    trace = make_trace(commits=60)
-    options = {"seeds": [0, 3], "learning_rate": [0.5, 1.0], "precision": "float64"}
-    members = replay_ensemble(trace, scaled, TASK, batched=batched, **options)
-    alone = [
-        replay(trace, scaled(rate), TASK, seed, precision="float64")
-        for seed in (0, 3)
-        for rate in (0.5, 1.0)
-    ]
-    for member, run in zip(members, alone, strict=True):
-        np.testing.assert_allclose(member.commits["loss"], run.commits["loss"], rtol=1e-9)
-    losses = [run.commits["loss"].iloc[-1] for run in alone]
-    assert len(set(losses)) == 4 and min(losses) < 2
 
 
 # Real processes

@@ -81,8 +81,8 @@ def test_gossip_on_a_topology_of_a_file(tmp_path):
     options = ["--workers=4", "--steps=2", "--methods=dpsgd", "--tune=0.1", "--problem=quadratic"]
     places = ["--topology", "mine.py:line", "ring()", f"--out={out}"]
     assert study.main(["gossip", *options, *places]) == 0
-    table = pd.read_csv(out / "gossip.csv")
-    assert table["topology"].tolist() == ["line", "ring()"]
+    table = pd.read_csv(out / "summary.csv").drop_duplicates("topology")
+    assert table["topology"].tolist() == ["mine.py:line", "ring()"]
     line = topologies.adjacency(np.eye(4, k=1) + np.eye(4, k=-1)).matrices(4)[0]
     gap = 1 - sorted(abs(np.linalg.eigvals(line)))[-2]
     assert table["spectral_gap"][0] == pytest.approx(gap)
@@ -135,10 +135,6 @@ def test_a_file_inside_an_argument_has_its_hash():
         ("gossip --topology mine.py:number", "returned 3; must return a Topology, as topologies."),
         ("gossip --topology no.py:line", "topology = 'no.py:line': there is no file no.py; give"),
         ("gossip --topology mine.py:line(3)", "a graph of 3 workers, and there are 16; give as"),
-        (
-            "gossip --topology mine.py:line mine.py:line(16)",
-            "topology = line, line: one comes twice",
-        ),
         ("robustness --rules mine.py:trim", "rules = 'mine.py:trim': f missing; write trim(f)"),
         ("robustness --rules mine.py:number", "returned 3; must return a Rule, as aggregation."),
         ("robustness --attack mine.py:number", "parameter = 'workers': unknown"),

@@ -1,5 +1,5 @@
-"""Windows that differ by worker: their times, their gradients, and those in proportion to the
-speed.
+"""Windows that differ by worker, and other timings that methods need: their times, their gradients,
+and windows in proportion to the speed.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from cases import make_problem
 
 from asyncsim import (
     Cluster,
+    Gamma,
     InputError,
     methods,
     problems,
@@ -79,3 +80,30 @@ def test_the_window_of_one_worker_changes_no_numbers_of_another():
         for window in ((1, 1), (1, 2))
     ]
     assert len(set(first)) == 1
+
+
+def lock_free(workers, blocks, **options):
+    """A cluster whose reads take a third of the time of a gradient."""
+    return Cluster(
+        workers,
+        Gamma(1.0, 0.4),
+        service=Gamma(0.3, 0.5),
+        protocol="write_then_read",
+        discipline="lock_free",
+        read_blocks=blocks,
+        **options,
+    )
+
+
+def test_hogwild_names_the_timing_that_it_needs():
+    method = methods.hogwild(blocks=4)
+    assert meet(Cluster(7, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5)), method.timing) == lock_free(
+        7, 4
+    )
+    with pytest.raises(
+        InputError, match="method = 'hogwild': needs a trace with protocol = 'write_then_read'"
+    ):
+        replay(simulate(Cluster(7, 1.0), 70), method, problems.quadratic([1.0]))
+    # A method that needs whole visits gets whole reads.
+    exchanging = meet(lock_free(7, 4), methods.Timing(protocol="exchange"))
+    assert exchanging == dataclasses.replace(lock_free(7, 1), protocol="exchange")

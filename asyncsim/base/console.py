@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import io
+import numbers
 import os
 import re
 import shutil
@@ -125,58 +126,50 @@ def percent_text(share: float) -> str:
     return f"{share:.1%}" if is_part and text in ("0%", "100%") else text
 
 
-def table_text(table: Any, digits: int = 3) -> str:
-    """Write the rows of a DataFrame, with floats as in `number_text` and dashes for missing values.
+#: Width (characters) of a table that is not printed to a terminal.
+WIDTH = 100
+#: A cell of a column that is aligned at the right: a number, or what stands for one.
+_NUMBER = re.compile(r"[-+~?]?\d|-?inf|nan|-$|not reached|$")
 
-    Where the text is printed on a narrower terminal, its columns continue in blocks below, each
-    with the columns that identify the rows; copies of the printed text stay wide.
+
+def in_texts(table: Any, digits: int = 3) -> Any:
+    """Convert the cells of a DataFrame to texts: floats as in `number_text`, dashes for missing
+    values.
     """
-    text = _rows_text(table, digits)
-    width = shutil.get_terminal_size().columns
-    if sys.stdout is not None and sys.stdout.isatty() and _width(text) > width:
-        _NARROW[printable(text)] = printable(_in_blocks(table, digits, width))
-    return text
+
+    def text(value: Any) -> str:
+        if value is None or value != value:
+            return "-"
+        is_float = isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
+        return number_text(float(value), digits) if is_float else str(value)
+
+    return table.map(text)
 
 
-#: Tables in blocks that fit the terminal, by their wide texts.
-_NARROW: dict[str, str] = {}
+def terminal_width() -> int:
+    """Return the width (characters) of tables on standard output."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
 
 
-def _rows_text(table: Any, digits: int) -> str:
-    return str(
-        table.to_string(
-            index=False, float_format=lambda value: number_text(value, digits), na_rep="-"
-        )
-    )
+def table_text(table: Any, width: int = WIDTH) -> str:
+    """Align the texts of a DataFrame, columns of numbers at the right.
 
-
-def _width(text: str) -> int:
-    return max(map(len, text.splitlines()))
-
-
-def _in_blocks(table: Any, digits: int, width: int) -> str:
-    """Divide a table by its columns into blocks that fit a width, if single columns do.
-
-    Each block begins with the columns that identify the rows: the first ones whose values differ
-    between rows, if they leave half of the width; else the first one with a title.
+    The first columns that fit the width are written, and the names of the others below.
     """
-    count = table.shape[1]
-    fewest = 2 if table.columns[0] == "" else 1
-    keys = fewest
-    while keys < count and table.iloc[:, :keys].duplicated().any():
-        keys += 1
-    if _width(_rows_text(table.iloc[:, :keys], digits)) > width / 2:
-        keys = fewest
-    blocks, start = [], keys
-    while start < count:
-        for stop in range(count, start, -1):
-            columns = [*range(keys), *range(start, stop)]
-            text = _rows_text(table.iloc[:, columns], digits)
-            if _width(text) <= width or stop == start + 1:
-                break
-        blocks.append(text)
-        start = stop
-    return "\n\n".join(blocks)
+    lines = [""] * (len(table) + 1)
+    rest: list[str] = []
+    for title, cells in table.items():
+        texts = [str(title), *cells]
+        is_number = all(map(_NUMBER.match, texts[1:]))
+        longest = max(map(len, texts))
+        aligned = [text.rjust(longest) if is_number else text.ljust(longest) for text in texts]
+        if rest or (lines[0] and len(lines[0]) + 2 + longest > width):
+            rest.append(texts[0])
+        else:
+            pairs = zip(lines, aligned, strict=True)
+            lines = [f"{line}  {text}" if line else text for line, text in pairs]
+    below = [f"further columns on the page: {', '.join(rest)}"] if rest else []
+    return "\n".join([*(line.rstrip() for line in lines), *below])
 
 
 #: The begin of the printed line that answers a study's question.
@@ -194,8 +187,6 @@ def _for_terminal(text: str) -> str:
 
     Environment variables without colours: NO_COLOR (https://no-color.org) or TERM=dumb.
     """
-    for wide in sorted(_NARROW, key=len, reverse=True):
-        text = text.replace(wide, _NARROW[wide])
     width = shutil.get_terminal_size().columns
     lines = [_broken(line, width) for line in text.split("\n")]
     if not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
@@ -291,20 +282,17 @@ def show_compilation(is_running: bool) -> None:
 
 
 class _Output:
-    """Standard output without control characters, in any encoding; optionally with a copy.
-
-    A terminal gets tables and lines of its width, and colours; the copy does not.
+    """Standard output without control characters, in any encoding; on a terminal lines of its
+    width, and colours.
     """
 
-    def __init__(self, stream: Any, copy: io.StringIO | None = None):
+    def __init__(self, stream: Any):
         # A process may have no standard output.
-        self.stream, self._copy = io.StringIO() if stream is None else stream, copy
+        self.stream = io.StringIO() if stream is None else stream
 
     def write(self, text: str) -> int:
         text = printable(text)
-        if self._copy is not None:
-            self._copy.write(text)
-        if not isinstance(self.stream, _Output) and self.stream.isatty():
+        if self.stream.isatty():
             text = _for_terminal(text)
         encoding = self.stream.encoding or "utf-8"
         try:
@@ -325,14 +313,6 @@ def safe_output() -> contextlib.AbstractContextManager[Any]:
 def discard_output() -> None:
     """Print no more: the reader of standard output has ended, or its disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextlib.contextmanager
-def heard() -> Iterator[io.StringIO]:
-    """Yield a copy of the text printed within a block."""
-    copy = io.StringIO()
-    with contextlib.redirect_stdout(_Output(sys.stdout, copy)):
-        yield copy
 
 
 def note(text: str) -> None:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 #: The entry of a JSON file with the SHA-256 of the others.
 CHECKSUM = "sha256"
-#: The files that name the contents of a study's folder, of a run's, and of a recording's.
-CONFIG, RUN, RECORDING = "config.json", "run.json", "recording.json"
+#: The files that name the contents of a study's folder, and of a run's.
+CONFIG, RUN = "config.json", "run.json"
 #: The folder, inside a study's, to which a resumed study moves files that it cannot use.
 SET_ASIDE = "aside"
 #: Names of half-written files and folders, left by killed processes.
@@ -77,9 +77,8 @@ def within(folder: Path, name: Any) -> Path:
 
 def require_real(folder: Path) -> Path:
     """Return a folder; raise InputError if it, or a folder inside it, is a link."""
-    inside = (Path(place, name) for place, names, _ in os.walk(folder) for name in names)
-    for path in (folder, *inside):
-        if path.is_symlink():
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink() and path.is_dir():
             raise InputError(
                 f"{str(path)!r}: is a link, and results are in real folders only; replace it by a "
                 "copy, or give the folder itself"
@@ -92,7 +91,7 @@ def alone_in(folder: Path, argument: str) -> Iterator[None]:
     """Lock a folder against other processes and threads.
 
     ``argument``: the argument that named it, for the InputError if it is locked already, or cannot
-    be read.
+    be read. The end of a process ends its lock. A file system without locks locks nothing.
     """
     if sys.platform == "win32":  # cannot open folders
         yield
@@ -104,30 +103,19 @@ def alone_in(folder: Path, argument: str) -> Iterator[None]:
             f"{argument} = {str(folder)!r}: cannot be read: {error.strerror}; give another"
         ) from error
     try:
-        if not lock(descriptor):
-            raise InputError(
-                f"{argument} = {str(folder)!r}: another process writes there; wait for its end, or "
-                "give another folder"
-            )
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise InputError(
+            f"{argument} = {str(folder)!r}: another process writes there; wait for its end, or "
+            "give another folder"
+        ) from error
+    except OSError:  # a file system without locks
+        pass
+    try:
         yield
     finally:
         os.close(descriptor)
-
-
-def lock(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed; return False if it is locked on this machine.
-
-    The end of a process ends its locks. Systems and file systems without locks lock nothing.
-    """
-    if sys.platform == "win32":
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
 
 
 @contextlib.contextmanager
@@ -211,20 +199,16 @@ def read_text(path: Path) -> str:
 
 def files_below(folder: Path) -> list[Path]:
     """List the plain files in a folder and in those inside it, sorted; none without the folder."""
-    inside = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in inside if stat.S_ISREG(os.lstat(path).st_mode))
+    return sorted(path for path in folder.rglob("*") if stat.S_ISREG(path.lstat().st_mode))
 
 
 def remove_partials(folder: Path) -> None:
     """Remove the half-written files and folders that killed processes left."""
-    for place, _, names in os.walk(folder, topdown=False):
-        is_half = any(map(_PARTIAL.fullmatch, Path(place).relative_to(folder).parts))
-        for path in (Path(place, name) for name in names if is_half or _PARTIAL.fullmatch(name)):
-            if stat.S_ISREG(os.lstat(path).st_mode):
-                path.unlink()
-        if is_half:
-            with contextlib.suppress(OSError):  # it has other files
-                os.rmdir(place)
+    for path in [path for path in folder.rglob(".*") if _PARTIAL.fullmatch(path.name)]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def set_aside(folder: Path, name: str) -> Path:
@@ -244,15 +228,17 @@ def set_aside(folder: Path, name: str) -> Path:
 
 def _sync(path: Path) -> None:
     """Wait until a file's contents, or the names in a folder, are on disk."""
-    folder = path.is_dir()
-    if folder and sys.platform == "win32":  # cannot open folders
-        return
-    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    if path.is_dir():
+        with contextlib.suppress(OSError):  # not every system has it for folders
+            _sync_file(path, os.O_RDONLY)
+    else:
+        _sync_file(path, os.O_RDWR)
+
+
+def _sync_file(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
-    except OSError:
-        if not folder:  # some file systems support it for files only
-            raise
     finally:
         os.close(descriptor)
 
@@ -310,16 +296,14 @@ def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
     text = read_text(file)
     try:
         values = json.loads(text)
-        if not isinstance(values, dict):
-            raise ValueError("no table in JSON")
         if version is not None and values.get("format") != version:
             raise ValueError(
                 f"of format {values.get('format')!r}, this asyncsim reads {version}; make it again"
             )
         if sealed(values) != text:
             raise ValueError("its checksum is of other values: it was damaged, or changed by hand")
-    except RecursionError:
-        raise ValueError("nested too deeply for JSON") from None
+    except (AttributeError, RecursionError):
+        raise ValueError("no table in JSON") from None
     del values[CHECKSUM]
     return values
 

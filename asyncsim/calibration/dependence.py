@@ -8,7 +8,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import rankdata
+import pandas as pd
+from scipy.stats import linregress, spearmanr
 
 from asyncsim.calibration.fitting import ERRORS, NO_SPREAD
 from asyncsim.traces.durations import Durations
@@ -43,20 +44,14 @@ def ratio(durations: np.ndarray, reference: np.ndarray) -> Ratio | None:
 
 def medians(recorded: Durations) -> dict[int, float]:
     """Return each worker's median compute duration, seconds."""
-    return {
-        int(worker): float(np.median(recorded.compute[recorded.worker == worker]))
-        for worker in np.unique(recorded.worker)
-    }
+    return pd.Series(recorded.compute).groupby(recorded.worker).median().to_dict()
 
 
 def relative_to(recorded: Durations, scale: dict[int, float]) -> np.ndarray:
     """Return the compute durations divided by each worker's scale; omit workers without one."""
-    scaled = np.isin(recorded.worker, list(scale))
-    scales = np.array(
-        [scale.get(worker, np.nan) for worker in range(int(recorded.worker.max(initial=0)) + 1)]
-    )
+    scales = pd.Series(recorded.worker).map(scale).to_numpy(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return recorded.compute[scaled] / scales[recorded.worker[scaled]]
+        return (recorded.compute / scales)[~np.isnan(scales)]
 
 
 def notes(recorded: Durations) -> list[str]:
@@ -84,28 +79,22 @@ def notes(recorded: Durations) -> list[str]:
             "them independently"
         )
     load = _correlation(relative, recorded.concurrent)
-    spread = float(recorded.concurrent.var())
-    product = float(
-        np.mean((recorded.concurrent - recorded.concurrent.mean()) * (relative - relative.mean()))
-    )
-    slope = product / spread / float(relative.mean()) if spread else 0.0
-    effect = abs(slope) * spread**0.5
-    if abs(load) > ERRORS / math.sqrt(len(relative)) and effect > _SMALLEST_EFFECT / 2:
+    if abs(load) > ERRORS / math.sqrt(len(relative)):
+        slope = linregress(recorded.concurrent, relative).slope / relative.mean()
         why = "; workers share their processors, or contend for the network" if slope > 0 else ""
-        sentences.append(
-            f"compute times depend on how many compute at once: {slope:+.0%} for each other at the "
-            "start (correlation "
-            f"{load:.2f}){why}"
-        )
+        if abs(slope) * recorded.concurrent.std() > _SMALLEST_EFFECT / 2:
+            sentences.append(
+                f"compute times depend on how many compute at once: {slope:+.0%} for each other at "
+                f"the start (correlation {load:.2f}){why}"
+            )
     return sentences
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Return Spearman's rank correlation; 0 if one sample is constant."""
-    ranks = rankdata(x), rankdata(y)
-    if len(x) < 3 or min(rank.std() for rank in ranks) == 0:
+    if len(x) < 3 or min(np.ptp(x), np.ptp(y)) == 0:
         return 0.0
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(spearmanr(x, y).statistic)
 
 
 def _error(values: np.ndarray) -> float:

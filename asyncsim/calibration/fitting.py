@@ -144,12 +144,10 @@ def uncensored(durations: np.ndarray, censored: np.ndarray | None) -> np.ndarray
     """
     if censored is None:
         return durations
-    order = np.lexsort((censored, durations))
-    complete, at_risk = ~censored[order], len(durations) - np.arange(len(durations))
-    reached = 1 - np.cumprod(1 - complete / at_risk)
-    samples = int(complete.sum())
-    places = np.searchsorted(reached, (np.arange(samples) + 0.5) / samples)
-    return durations[order][np.minimum(places, len(durations) - 1)]
+    cdf = stats.ecdf(stats.CensoredData.right_censored(durations, censored)).cdf
+    samples = np.count_nonzero(~censored)
+    places = np.searchsorted(cdf.probabilities, (np.arange(samples) + 0.5) / samples)
+    return cdf.quantiles[np.minimum(places, len(cdf.quantiles) - 1)]
 
 
 def fit(

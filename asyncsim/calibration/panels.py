@@ -10,7 +10,6 @@ from asyncsim.base.console import number_text
 from asyncsim.calibration.fitting import Part
 from asyncsim.clusters.laws import Constant
 from asyncsim.drawing import look
-from asyncsim.drawing.plots import beyond
 
 #: Points of a drawn curve.
 _CURVE_POINTS = 200
@@ -39,7 +38,7 @@ def staleness(axes: Axes, runs: Sequence[np.ndarray], measured: np.ndarray | Non
     axes.stairs(high, edges, baseline=low, fill=True, color=look.BLACK, alpha=0.15)
     label = f"predicted: mean {number_text(pooled.mean())}, std {number_text(pooled.std())}"
     axes.stairs(np.mean(shares, axis=0), edges, color=look.BLACK, label=label)
-    axes.set_xlabel(f"staleness (versions){beyond(shown, edges[-1])}")
+    axes.set_xlabel("staleness (versions)")
     axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_ylim(0, 1.3 * max(high.max(), 1e-9))

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import ks_2samp
 
-from asyncsim.base.console import counted, table_text
+from asyncsim.base.console import counted, in_texts, table_text
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.base.streams import Streams
 from asyncsim.calibration import Calibration, dependence, examine, panels
@@ -109,7 +110,7 @@ class Prediction:
             f"simulated: {describe(self.cluster)}",
             f"low to high: 95 % of {len(self.runs)} runs with laws fitted to resampled times; "
             "distances: all runs",
-            table_text(self.table.round(12), digits=4),
+            table_text(in_texts(self.table.round(12), digits=4)),
         ]
         if self.measured is not None:
             verdict = "holds" if self.holds else "fails"
@@ -118,7 +119,7 @@ class Prediction:
             return "\n".join([*lines, *(f"  {reason}" for reason in self.reasons)])
         return "\n".join(
             [
-                table_text(self.calibration.table, digits=4),
+                table_text(in_texts(self.calibration.table, digits=4)),
                 *(f"  note: {note}" for note in self.calibration.notes),
                 f"\n{self.title}",
                 *lines,
@@ -297,7 +298,7 @@ def _table(runs: Sequence[Measurements], measured: Measurements | None) -> list[
         add(title, [run.values[name] for run in runs], (0.025, 0.975), value)
     if measured is not None:
         for title, name in ((STALENESS, "staleness"), ("wait, distance", "waits")):
-            everything = np.sort(np.concatenate([getattr(run, name) for run in runs]))
+            everything = np.concatenate([getattr(run, name) for run in runs])
             distances = [_distance(getattr(run, name), everything) for run in runs]
             value = _distance(getattr(measured, name), everything)
             add(title, distances, (0.0, 1.0), value)
@@ -347,11 +348,5 @@ def _beside(
 
 
 def _distance(sample: np.ndarray, everything: np.ndarray) -> float:
-    """Return the largest difference between two samples' distribution functions; the second is
-    sorted.
-    """
-    points = np.union1d(sample, everything)
-    shares = [
-        np.searchsorted(np.sort(x), points, side="right") / len(x) for x in (sample, everything)
-    ]
-    return float(np.abs(shares[0] - shares[1]).max())
+    """Return the largest difference between two samples' distribution functions."""
+    return float(ks_2samp(sample, everything, method="asymp").statistic)

@@ -216,8 +216,8 @@ _DIRECTIONS = (
 )
 # As many visits with each window; the longest stands for a window without bound.
 _PATH = (
-    "windows --workers 5 --window 1 15 150 --methods agn --steps 20 --optimizer none "
-    "--learning-rate 0.05 --seeds 3",
+    "windows --workers 5 --window 1 15 150 --methods agn --epochs none --steps 20 "
+    "--optimizer none --learning-rate 0.05 --seeds 3",
 )
 _WINDOWS = ('windows --methods agn "aeasgd(alpha=0.05)" --epochs 60 --seeds 3',)
 _COLLAPSE = ("windows --workers 10 20 --window 1 --methods downpour dynsgd --epochs 60 --seeds 22",)
@@ -227,8 +227,8 @@ _RIVALS = (
     "--seeds 6",
 )
 _DELTAS = (
-    "windows --workers 5 --window 15 --methods agn downpour --steps 20 --optimizer none "
-    "--learning-rate 0.05 --seeds 3",
+    "windows --workers 5 --window 15 --methods agn downpour --epochs none --steps 20 "
+    "--optimizer none --learning-rate 0.05 --seeds 3",
 )
 _PAPER = ("windows --scale paper",)
 _PAPER_ALL = (

@@ -119,7 +119,7 @@ def _gossip(methods: str, collective: str = "ring", further: str = "") -> str:
 
 
 _EVEN = _gossip("sgp osgp adpsgd")
-_SLOW = _gossip("sgp adpsgd", further=" --slow 5")
+_SLOW = _gossip("sgp adpsgd", further=' --compute "[gamma(5, 0.2)] + [gamma(1, 0.2)]*15"')
 # Without latency and bandwidth every all-reduce takes no time. With latency alone a tree takes less
 # than a ring: 4 s a round here, not 15 s.
 _LATE = _gossip("sgp osgp", "tree", " --latency 0.5")

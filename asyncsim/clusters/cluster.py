@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from asyncsim.base.console import counted
-from asyncsim.base.declared import Count, Natural, Value, check_fields
+from asyncsim.base.declared import Count, Value, check_fields
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.base.markup import card
 from asyncsim.clusters import cluster_checks as checks
@@ -107,7 +107,8 @@ class Cluster:
         `asyncsim.topologies`. Latency and bandwidth are those of an edge (with
         `asyncsim.per_worker` the sender's); arguments of a server are refused. May be a text.
     sites : tuple of int or None
-        Workers of each site, in the order of their indices; 0 at a site that only has the server.
+        Workers of each site, in the order of their indices. The server is at the first site, which
+        may have 0.
     far_latency : Law, tuple of two Law, matrix of Law, or None
         Seconds one way between two sites, instead of ``latency``; None: the same. A matrix holds a
         law for each pair, in row ``i`` and column ``j`` from site ``i`` to site ``j``, and 0 on
@@ -116,8 +117,6 @@ class Cluster:
     far_bandwidth : float, pair of float, matrix of float, or None
         Bytes per second between two sites, instead of ``bandwidth``; None: the same. A matrix is
         that of ``far_latency``.
-    server_site : int
-        The server's site, from 0, the first one.
     rollouts : Rollouts or None
         Slots that generate samples for the workers, which are then learners: see
         `asyncsim.Rollouts`. May be a text.
@@ -160,7 +159,6 @@ class Cluster:
     sites: Any = None
     far_latency: Any = None
     far_bandwidth: Any = None
-    server_site: Natural = 0
     far_every: Count = 1
     servers: Annotated[Any, checks.as_servers] = 1
     rollouts: Annotated[Any, as_rollouts] | None = None
@@ -264,7 +262,7 @@ class Cluster:
         if self.sites is None or len(self.sites) == 1 or self.policy.collective is not None:
             return self.near_ways
         now_and_then = self.far_every > 1 or self.topology is not None
-        return self._ways([now_and_then or site != self.server_site for site in self.site_of])
+        return self._ways([now_and_then or site > 0 for site in self.site_of])
 
     @functools.cached_property
     def near_ways(self) -> tuple[Way, Way]:
@@ -321,7 +319,7 @@ class Cluster:
             speeds = directed(self.bandwidth, direction, self.workers)
             for value, near in ((self.far_latency, laws), (self.far_bandwidth, speeds)):
                 if value is not None:
-                    between = far_values(value, direction, self.site_of, self.server_site)
+                    between = far_values(value, direction, self.site_of)
                     near[:] = [between[i] if crosses else near[i] for i, crosses in enumerate(far)]
             size = (
                 self.message_bytes[direction]

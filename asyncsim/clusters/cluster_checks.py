@@ -26,7 +26,6 @@ _OF_A_SERVER = (
     "exclusive",
     "discipline",
     "read_blocks",
-    "server_site",
     "far_every",
     "servers",
 )
@@ -45,18 +44,13 @@ def require_sites(cluster: Any, name: str) -> None:
 
 def check_sites(cluster: Any) -> None:
     """Check the sites and the ways between them."""
-    far, sites = cluster.far_every > 1, (0,) if cluster.sites is None else cluster.sites
+    far = cluster.far_every > 1
     for name in ("far_latency", "far_bandwidth"):
         if is_matrix(getattr(cluster, name)) and (far or cluster.topology is not None):
             raise InputError(
-                f"{name} = a matrix of {len(sites)} sites: needs a server that each visit reaches; "
-                "give one number for all pairs, or leave topology and far_every out"
+                f"{name} = a matrix of {len(cluster.sites)} sites: needs a server that each visit "
+                "reaches; give one number for all pairs, or leave topology and far_every out"
             )
-    if cluster.server_site >= len(sites):
-        raise InputError(
-            f"server_site = {cluster.server_site}: sites are counted from 0, and the cluster has "
-            f"{len(sites)}; give a lower number, or sites, [16, 16] say"
-        )
     if far and (cluster.sites is None or cluster.shared_bandwidth):
         raise InputError(
             f"far_every = {cluster.far_every}: needs sites, [16, 16] say, and no shared_bandwidth"

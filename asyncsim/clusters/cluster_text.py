@@ -29,7 +29,6 @@ _PHRASES = {
     "read_blocks": "reads in {} blocks",
     "topology": "no server, {}",
     "sites": "sites of {}",
-    "server_site": "the server at site {}",
     "far_every": "beyond its site at every visit {}",
     "servers": "{} servers",
 }

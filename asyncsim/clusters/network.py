@@ -156,11 +156,11 @@ def directed(value: Any, direction: int, workers: int) -> list[Any]:
     return [pair[direction] if isinstance(pair, tuple) else pair for pair in values]
 
 
-def far_values(value: Any, direction: int, site_of: Sequence[int], server_site: int) -> list[Any]:
+def far_values(value: Any, direction: int, site_of: Sequence[int]) -> list[Any]:
     """Return each worker's checked value between sites in one direction, 0 up or 1 down."""
     if not is_matrix(value):
         return directed(value, direction, len(site_of))
-    return [value[server_site][i] if direction else value[i][server_site] for i in site_of]
+    return [value[0][i] if direction else value[i][0] for i in site_of]
 
 
 def as_text(values: Any) -> str:

@@ -394,8 +394,7 @@ def save(
     """Write a figure as ``path.png`` and ``path.pdf``, without dates: the same figure gives the
     same bytes.
 
-    All files have one layout. Logarithmic axes get plain numbers, and triangles at the edge mark
-    where lines leave the axes at the top or the bottom.
+    All files have one layout. Logarithmic axes get plain numbers.
 
     On a page the figure's label is its caption, by default the first sentence of the docstring of
     ``drawn_by``, the function that drew it.
@@ -415,7 +414,6 @@ def save(
         for axis in (axes.xaxis, axes.yaxis):
             if axis.get_scale() == "log" and isinstance(axis.get_major_formatter(), LogFormatter):
                 plain_logs(axis)
-        _mark_off_scale(axes)
     collection = _COLLECTION.get() or _Collection([], "", files=True)
     if collection.remark:
         figure.set_figheight(figure.get_figheight() + TITLE_LINE_HEIGHT)
@@ -442,27 +440,6 @@ def save(
         collection.figures.append((name, drawn.getvalue(), caption))
     figure.set_layout_engine(engine)
     return paths
-
-
-def _mark_off_scale(axes: Axes) -> None:
-    """Mark with a triangle where a line leaves the axes at the top or the bottom."""
-    low, high = axes.get_ylim()
-    for line in [line for line in axes.lines if line.get_transform() == axes.transData]:
-        x, y = (np.asarray(values, np.float64) for values in line.get_data())
-        for edge, marker, outside in ((low, "v", y < low), (high, "^", y > high)):
-            leaves = outside & ~np.append(False, outside[:-1])
-            if leaves.any() and low < high:
-                style: dict[str, Any] = {"markersize": 3.5, "linestyle": "none", "zorder": 4}
-                axes.plot(
-                    x[leaves],
-                    np.full(leaves.sum(), edge),
-                    marker,
-                    color=line.get_color(),
-                    scalex=False,
-                    scaley=False,
-                    clip_on=False,
-                    **style,
-                )
 
 
 def _first_sentence(function: Callable[..., Any] | None) -> str:

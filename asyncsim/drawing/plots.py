@@ -190,19 +190,11 @@ def staleness_histogram(
         starved = any(trace.frame["worker"].nunique() < trace.workers for trace in traces)
         _draw_staleness_theory(axes, theory, traces[0].workers, starved, last, 1.05 * shares.max())
     axes.set_xlim(-0.5 - 0.02 * last, edges[-1] + 0.02 * last)
-    axes.set_xlabel(f"staleness (versions){beyond(staleness, edges[-1])}")
+    axes.set_xlabel("staleness (versions)")
     axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     legend_inside(axes, "upper right")
-
-
-def beyond(values: np.ndarray, end: float) -> str:
-    """Format the number of commits beyond the end of an axis: ``; 3 of 12,345 beyond``, or
-    nothing.
-    """
-    cut_off = int((values > end).sum())
-    return f"; {cut_off:,} of {counted(len(values), 'commit')} beyond" if cut_off else ""
 
 
 def timeline(

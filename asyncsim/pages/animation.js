@@ -20,7 +20,8 @@ async function prepareFilm(film, traces) {
   }
   const places = film.places === null ? null : await unpack(film.places);
   const leader = (await unpack(film.leader)).index;
-  return { ...film, ...trace, edges: [...edges.values()], places, leader };
+  const longest = trace.messages === null ? 0 : trace.messages.mixed.reduce((most, mixed, i) => Math.max(most, mixed - trace.messages.sent[i]), 0);
+  return { ...film, ...trace, edges: [...edges.values()], longest, places, leader };
 }
 
 /** Return a worker's phase at a time: its number and the share of it that has passed; -1 for none. */
@@ -65,7 +66,7 @@ const SHADES = ["#440154", "#3b528b", "#21918c", "#5ec962", "#fde725"];
 async function animate(show, traces, place) {
   const films = await Promise.all(show.films.map((film) => prepareFilm(film, traces)));
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const last = show.duration, gossips = films[0].messages !== null;
+  const last = show.duration;
   element("p", show.about, place, "faint");
   const controls = element("div", null, place, "controls"), legend = element("div", null, place, "legend");
   const play = element("button", "Play", controls);
@@ -100,7 +101,7 @@ async function animate(show, traces, place) {
       part.setAttribute("aria-label", `${film.title}: ${text}`);
       return part;
     };
-    film.canvas = canvas(gossips ? "the workers on their graph" : "the workers around the central variable");
+    film.canvas = canvas(film.messages ? "the workers on their graph" : "the workers around the central variable");
     film.curve = canvas("training loss against simulated time");
   });
   const stalest = films.reduce((most, film) => film.commits.staleness.reduce((a, b) => Math.max(a, b), most), 1);
@@ -126,14 +127,9 @@ async function animate(show, traces, place) {
   }
 
   /** Return where a worker is drawn, in units of the radius; null where its read is unknown. */
-  function spot(film, worker, time, staleness) {
-    const count = film.ofLane.length, angle = (2 * Math.PI * worker) / count - (gossips ? Math.PI / 2 : 0);
-    if (gossips) return [0.95 * Math.cos(angle), 0.95 * Math.sin(angle)];
-    if (film.places === null) {
-      if (staleness === null) return null;
-      const length = show.largest ? Math.min(1.1, staleness / show.largest) : 0;
-      return [length * Math.cos(angle), -length * Math.sin(angle)];
-    }
+  function spot(film, worker, time) {
+    const angle = (2 * Math.PI * worker) / film.ofLane.length - Math.PI / 2;
+    if (film.messages) return [0.95 * Math.cos(angle), 0.95 * Math.sin(angle)];
     // Between two frames a read moves on a straight line, unless a new one took its place.
     const index = film.workers.indexOf(worker), frames = film.places.x.length / film.workers.length;
     if (index < 0) return null;
@@ -149,7 +145,7 @@ async function animate(show, traces, place) {
   }
 
   function draw(film, time) {
-    const { pen, width, height } = film, ink = css("--ink"), faint = css("--faint"), pale = css("--line");
+    const { pen, width, height } = film, gossips = film.messages !== null, ink = css("--ink"), faint = css("--faint"), pale = css("--line");
     const radius = 0.44 * Math.min(width, height), drawn = film.places === null ? [...film.ofLane.keys()] : film.workers;
     const done = after(film.commits.time, time), version = done ? film.commits.version[done - 1] : 0;
     const ended = film.ended !== null && time > film.ended;
@@ -166,15 +162,14 @@ async function animate(show, traces, place) {
       pen.fillText(round(distance), 0.7 * at * radius + 3, -0.7 * at * radius - 3);
     }
     if (gossips) {
-      const spots = film.ofLane.map((_, worker) => spot(film, worker, time, null).map((value) => value * radius));
+      const spots = film.ofLane.map((_, worker) => spot(film, worker, time).map((value) => value * radius));
       pen.strokeStyle = pale;
       for (const [a, b] of film.edges) line(pen, spots[a], spots[b]);
       pen.fillStyle = css("--accent");
-      const { sender, receiver, sent, mixed } = film.messages, moment = 0.2 * last * film.ofLane.length / Math.max(1, film.commits.time.length);
-      for (let i = after(sent, time) - 1; i >= 0 && sent[i] > time - 20 * moment; i--) {
-        const until = Math.max(mixed[i], sent[i] + moment);
-        if (until < time) continue;
-        const share = (time - sent[i]) / (until - sent[i]), [from, to] = [spots[sender[i]], spots[receiver[i]]];
+      const { sender, receiver, sent, mixed } = film.messages;
+      for (let i = after(sent, time) - 1; i >= 0 && sent[i] >= time - film.longest; i--) {
+        if (mixed[i] <= Math.max(time, sent[i])) continue;  // arrived, or an exchange that takes no time
+        const share = (time - sent[i]) / (mixed[i] - sent[i]), [from, to] = [spots[sender[i]], spots[receiver[i]]];
         disc(pen, from[0] + share * (to[0] - from[0]), from[1] + share * (to[1] - from[1]), 2.5);
       }
     }
@@ -186,7 +181,7 @@ async function animate(show, traces, place) {
     for (const worker of ended && !gossips ? [] : drawn) {
       const [phase, share] = phaseAt(film, worker, time), name = phase < 0 ? "" : film.phases[phase].name;
       const staleness = stalenessAt(film, worker, time, version);
-      const at = spot(film, worker, time, staleness)?.map((value) => value * radius);
+      const at = spot(film, worker, time)?.map((value) => value * radius);
       if (!at) continue;
       const color = paint.value === "phase" ? film.phases[phase]?.color ?? faint : shade(staleness);
       const along = gossips ? null : name === "sending" ? 1 - share : name === "reply on its way" ? share : null;

@@ -16,11 +16,6 @@ from asyncsim.traces.trace import Trace
 
 #: Largest number of drawn workers; of more workers an evenly spread selection is drawn.
 MOST_WORKERS = 128
-#: The measures of offsets: with recorded positions, and without.
-DISTANCE, STALENESS = (
-    "distance of the read from the central variable",
-    "present staleness of the read (versions)",
-)
 #: Largest sample of reads for the plane of their largest spread.
 _SAMPLE = 4000
 #: The radius at which the axis of distances changes from linear to logarithmic.
@@ -45,10 +40,7 @@ class Film(NamedTuple):
         Progress of the phase; 255 at its end.
     offset : Float[ndarray, "F W 2"]
         The worker's read minus the central variable, projected to a plane and stretched to the
-        length of the whole difference. Without recorded positions its length is the staleness. NaN
-        if unknown.
-    measure : str
-        The meaning of the length of ``offset``.
+        length of the whole difference; NaN if unknown. Without a server, on a circle.
     names : tuple of str
         The phases.
     commits : Int[ndarray, "F"]
@@ -71,7 +63,6 @@ class Film(NamedTuple):
     phase: np.ndarray
     progress: np.ndarray
     offset: np.ndarray
-    measure: str
     names: tuple[str, ...]
     commits: np.ndarray
     loss: list[list[float]]
@@ -79,6 +70,29 @@ class Film(NamedTuple):
     messages: np.ndarray | None
     force: str
     leader: np.ndarray
+
+    def under_way(
+        self, frame: int, time: float, places: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the lines of a frame, the points of what is under way along them, and the workers
+        whose message or reply each point is; ``places``: of the workers.
+        """
+        if self.messages is not None:
+            ends, (sent, mixed) = self.messages[:, :2].astype(int), self.messages[:, 2:].T
+            now = np.flatnonzero((sent <= time) & (time < mixed))
+            share = (time - sent[now]) / (mixed[now] - sent[now])
+            senders, (begin, end) = ends[now, 0], places[ends[now]].swapaxes(0, 1)
+            lines = places[np.unique(np.sort(ends), axis=0)]
+        else:  # workers are pulled to the present leader, else to the central variable
+            leader = self.leader[frame]
+            centre = places[leader] if leader >= 0 else np.zeros(2)
+            lines = np.stack([np.broadcast_to(centre, places.shape), places], axis=1)
+            names = np.array([*self.names, ""])[self.phase[frame]]
+            senders = np.flatnonzero(np.isin(names, ("sending", "returning")))
+            share = self.progress[frame, senders] / 255
+            share = np.where(names[senders] == "sending", 1 - share, share)
+            begin, end = np.zeros((len(senders), 2)), places[senders]
+        return lines, begin + share[:, None] * (end - begin), senders
 
 
 def frame_times(traces: Sequence[Trace], frames: int) -> np.ndarray:
@@ -94,7 +108,7 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
     Raises
     ------
     InputError
-        If the run belongs to another trace.
+        If the run belongs to another trace, or has no recorded positions.
     """
     if run.config.get("commits", len(trace.accepted)) != len(trace.accepted):
         raise InputError(
@@ -105,33 +119,21 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
     phase, progress, names = _doing(trace, workers, times)
     accepted = trace.accepted.frame
     commits = np.searchsorted(accepted["commit_time"].to_numpy(), times, side="right")
-    columns = [name for name in run.commits if name.startswith(POSITION)]
     ended = None if run.diverged_at is None else float(run.commits["commit_time"].iloc[-1])
-    read = _reads(trace, workers, times)
-    versions = np.r_[0, accepted["version"].to_numpy()]
-    if columns and trace.protocol != GOSSIP:
-        positions = np.full((len(accepted) + 1, len(columns)), np.nan)
-        positions[0] = 0.0
-        positions[1 : len(run.commits) + 1] = run.commits[columns]
-        # The central variable of a version is as its last commit left it.
-        commit_of_read = np.searchsorted(
-            accepted["version"].to_numpy(), np.maximum(read, 0), side="right"
-        )
-        away = positions[commit_of_read] - positions[commits][:, None]
-        away[read < 0] = np.nan
-        offset, measure = _in_a_plane(away), DISTANCE
+    messages = None
+    if trace.protocol == GOSSIP:
+        messages = _messages(trace, workers)
+        angle = 2 * np.pi * np.arange(len(workers)) / len(workers) - np.pi / 2
+        circle = np.stack([np.cos(angle), -np.sin(angle)], -1)
+        offset = np.broadcast_to(circle, (len(times), *circle.shape))
     else:
-        stale = np.where(read < 0, np.nan, versions[commits][:, None] - read)
-        angle = 2 * np.pi * np.arange(len(workers)) / len(workers)
-        offset = stale[..., None] * np.stack([np.cos(angle), np.sin(angle)], -1)
-        measure = STALENESS
-    if ended is not None:
-        offset[times > ended] = np.nan
+        offset = _in_a_plane(_away(run, trace, workers, times, commits, title))
+        if ended is not None:
+            offset[times > ended] = np.nan
     evaluations = (
         run.evaluations[["commit_time", "train_loss"]].replace([np.inf, -np.inf], np.nan).dropna()
     )
     loss = evaluations.to_numpy().tolist()
-    messages = _messages(trace, workers) if trace.protocol == GOSSIP else None
     force = _FORCES.get(run.config.get("method", ""), "")
     leader = np.full(len(times), -1)
     if force == "leader":
@@ -145,7 +147,6 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
         phase,
         progress,
         offset,
-        measure,
         names,
         commits,
         loss,
@@ -156,13 +157,33 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
     )
 
 
+def _away(
+    run: Run, trace: Trace, workers: np.ndarray, times: np.ndarray, commits: np.ndarray, title: str
+) -> np.ndarray:
+    """Return the recorded positions of each worker's read minus those of the central variable."""
+    columns = [name for name in run.commits if name.startswith(POSITION)]
+    if not columns:
+        raise InputError(f"{title}: has no positions; run the study with --animate")
+    accepted = trace.accepted.frame
+    positions = np.full((len(accepted) + 1, len(columns)), np.nan)
+    positions[0] = 0.0
+    positions[1 : len(run.commits) + 1] = run.commits[columns]
+    read = _reads(trace, workers, times)
+    # The central variable of a version is as its last commit left it.
+    versions = accepted["version"].to_numpy()
+    commit_of_read = np.searchsorted(versions, np.maximum(read, 0), side="right")
+    away = positions[commit_of_read] - positions[commits][:, None]
+    away[read < 0] = np.nan
+    return away
+
+
 def scale(films: Sequence[Film]) -> tuple[float, float]:
     """Return nearly the largest length of the film with the shortest offsets, and of all films.
 
     The axis of distances is linear up to the first and logarithmic beyond it, so that a diverging
     run and a converging one can be seen side by side.
     """
-    lengths = [np.linalg.norm(film.offset, axis=-1) for film in films]
+    lengths = [np.linalg.norm(film.offset, axis=-1) for film in films if film.messages is None]
     largest = [
         float(np.nanquantile(values, 0.98)) for values in lengths if np.isfinite(values).any()
     ]
@@ -256,30 +277,18 @@ def _in_a_plane(away: np.ndarray) -> np.ndarray:
 
 
 def _messages(trace: Trace, workers: np.ndarray) -> np.ndarray:
-    """Return the messages between drawn workers; see `Film`.
-
-    A message begins with its sender's commit and ends when it is mixed; a pairwise exchange is
-    drawn for a moment.
+    """Return the messages between drawn workers, from their sender's commit until they are mixed;
+    see `Film`. An exchange takes no time.
     """
-    frame = trace.frame
+    frame, receipts = trace.frame, trace.taken_up
     of, commit_time = frame["worker"].to_numpy(), frame["commit_time"].to_numpy()
-    receipts = trace.taken_up
     row, source = receipts["row"].to_numpy(), receipts["source"].to_numpy()
-    mix_time = (frame["start_time"].to_numpy() if trace.source.takes_up == "read" else commit_time)[
-        row
-    ]
-    pairs = frame["partner"].to_numpy() >= 0
-    moment = 0.2 * commit_time[-1] * trace.workers / max(1, len(frame))
-    messages = np.concatenate(
-        [
-            np.stack([of[source], of[row], commit_time[source], mix_time], -1),
-            np.stack([of, frame["partner"].to_numpy(), commit_time - moment, commit_time], -1)[
-                pairs
-            ],
-        ]
-    )
+    mixed = frame["start_time"].to_numpy() if trace.source.takes_up == "read" else commit_time
     place = np.full(trace.workers, -1)
     place[workers] = np.arange(len(workers))
-    messages[:, :2] = place[messages[:, :2].astype(int)]
+    messages = np.stack([place[of[source]], place[of[row]], commit_time[source], mixed[row]], -1)
+    pairs = np.flatnonzero(frame["partner"] >= 0)
+    ends = place[of[pairs]], place[frame["partner"].to_numpy()[pairs]]
+    messages = np.concatenate([messages, np.stack([*ends, *[commit_time[pairs]] * 2], -1)])
     messages = messages[(messages[:, :2] >= 0).all(1) & (messages[:, 0] != messages[:, 1])]
     return messages[:: max(1, -(-len(messages) // _MOST_MESSAGES))]

@@ -44,14 +44,15 @@ function lossAt(film, time) {
   return last;
 }
 
-/** Draw a table whose columns sort, with the number of columns that are out of view. Wide ones are printed as a paragraph for each row. */
+/** Draw a table whose columns sort, with the number of columns that are out of view; on paper its letters fit the width. */
 function table(parent, { name, columns, words, rows }, shown = (cell) => cell) {
   const hint = element("p", null, parent, "faint more-columns"), scroll = element("div", null, parent, "scroll");
   scroll.tabIndex = 0;
   scroll.setAttribute("role", "region");
   scroll.setAttribute("aria-label", name);
   const longest = columns.map((_, i) => Math.max(words[i].length, ...rows.map((row) => shown(row[i]).length)));
-  const node = element("table", null, scroll, longest.reduce((sum, length) => sum + length + 2, 0) > 110 ? "wide" : "");
+  const node = element("table", null, scroll);
+  node.style.setProperty("--characters", longest.reduce((sum, length) => sum + length + 2, 0));
   const head = element("tr", null, element("thead", null, node)), body = element("tbody", null, node);
   const numeric = columns.map((_, i) => rows.every((row) => ["", "-", "nan"].includes(row[i]) || !Number.isNaN(number(row[i]))));
   let by = -1, up = true;
@@ -62,7 +63,6 @@ function table(parent, { name, columns, words, rows }, shown = (cell) => cell) {
       row.forEach((cell, i) => {
         const entry = element(i ? "td" : "th", shown(cell), line, numeric[i] ? "" : "text");
         entry.title = cell;
-        entry.dataset.column = words[i];
       });
       line.firstChild.scope = "row";
     }
@@ -99,13 +99,12 @@ function table(parent, { name, columns, words, rows }, shown = (cell) => cell) {
   scroll.onscroll = measure;
 }
 
-/** Draw a table of a file: a link to it, and the meaning of its columns. */
-function file(parent, { name, columns, words, rows, count }) {
-  const quoted = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
-  const paragraph = element("p", null, parent, "faint"), link = element("a", `${name} as a file`, paragraph);
-  link.download = name.split(" ")[0];
-  link.href = `data:text/csv;charset=utf-8,${encodeURIComponent([columns, ...rows].map((row) => row.map(quoted).join(",")).join("\n"))}`;
+/** Draw a table of a file: a link to it, its constant columns in a sentence, and the meaning of the others. */
+function file(parent, { name, link, columns, words, rows, count, constant }) {
+  const paragraph = element("p", null, parent, "faint");
+  element("a", name, paragraph).href = link;
   if (rows.length < count) paragraph.append(`: the first ${rows.length} of ${count} rows`);
+  if (constant) paragraph.append(`; ${constant} columns have one value in all rows and are only in the file`);
   table(parent, { name, columns, words, rows }, rounded);
   const differ = columns.map((column, i) => [column, words[i]]).filter(([column, word]) => column.replaceAll("_", " ") !== word);
   if (!differ.length) return;
@@ -129,10 +128,9 @@ if (rest.length) {
   element("summary", "about this study", about);
   for (const text of rest) element(text.includes("\n") ? "pre" : "p", text, about);
 }
-data.answer.forEach(({ text, aligned, columns, rows }, i) => {
-  if (columns) return table($("answer"), { name: `results, part ${i + 1}`, columns, words: columns, rows });
-  const block = element("pre", text, $("answer"), aligned ? "" : "sentences");
-  if (aligned) block.tabIndex = 0;
+data.answer.forEach(({ text, columns, rows }, i) => {
+  if (columns) table($("answer"), { name: `results, part ${i + 1}`, columns, words: columns, rows });
+  else element("pre", text, $("answer"), "sentences");
 });
 if (!data.answer.length) $("results").remove();
 if (data.command) $("command").textContent = data.command;
@@ -163,8 +161,7 @@ else $("configuration").remove();
 /** Draw the timeline and the animation; their compressed data is unpacked in the background. */
 async function unfold() {
   const traces = await Promise.all(data.timelines.map((show) => prepare(show)));
-  const best = data.timelines.length - 1;
-  if (data.config && best >= 0) window.asyncsimTimeline = timeline(data.timelines[best], traces[best], $("timeline"));
+  if (data.config && traces.length) window.asyncsimTimeline = timeline(data.timelines[0], traces[0], $("timeline"));
   if (data.animation) await animate(data.animation, traces, $("animation"));
 }
 if (!data.config || !data.timelines.length) $("timeline").remove();

@@ -12,16 +12,16 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
+import pandas as pd
 
-from asyncsim.base.console import capital, counted, heard, number_text
+from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import collecting
-from asyncsim.pages.answer import split
 from asyncsim.pages.film import (
-    DISTANCE,
     MOST_WORKERS,
     Film,
     film,
@@ -31,16 +31,14 @@ from asyncsim.pages.film import (
     scale,
 )
 from asyncsim.pages.packing import pack
-from asyncsim.pages.timeline import MOST_LANES, timeline
+from asyncsim.pages.timeline import timeline
 from asyncsim.replays.run import Run
 from asyncsim.study import results
-from asyncsim.study.columns import axis_of
-from asyncsim.study.finished import EXAMPLE
+from asyncsim.study.columns import as_column, axis_of
+from asyncsim.study.finished import EXAMPLE, answer_of
 from asyncsim.study.loading import studies
-from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 
-#: The file with a study's printed text.
 #: The files of a page by their marks in its template; uPlot (MIT) draws the timeline's axes.
 _ASSETS = {
     "/* library style */": "uplot/uPlot.min.css",
@@ -57,6 +55,8 @@ _MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
 _MOST_BYTES = 2_000_000
 #: The integer for an offset of 1 in the page's data, and the integer for an unknown place.
 _UNIT, _NOWHERE = 28_000, -32_768
+#: A run on a page: its title, the run and its trace.
+Shown = tuple[str, Run, Trace]
 #: Descriptions of the forces on replicas; see `asyncsim.pages.film.Film`.
 _FORCES = {
     "spring": " Springs join the replicas and the central variable.",
@@ -66,10 +66,9 @@ _FORCES = {
 
 @contextlib.contextmanager
 def on_a_page(folder: Path) -> Iterator[None]:
-    """Collect printed text and figures within a block, then write the page of a study's folder."""
-    with collecting(results.unfinished(folder)) as drawn, heard() as printed:
+    """Collect figures within a block, then write the page of a study's folder."""
+    with collecting(results.unfinished(folder)) as drawn:
         yield
-    write_text(folder / results.REPORT, printed.getvalue())
     write_page(folder, drawn)
 
 
@@ -83,25 +82,25 @@ def write_page(
     """
     config = results.config_of(folder)
     study = str(config.get("study", folder.name))
-    printed = folder / results.REPORT
-    chosen = two_runs(folder)
+    chosen = shown_runs(folder)
     typed = results.typed_in(folder)
     title = f"{study}: {config['problem']}" if isinstance(config.get("problem"), str) else study
     unfinished = results.unfinished(folder)
     of = f" ({unfinished})" if unfinished else ""
-    # Behind a barrier no read is stale: without positions no worker would move.
-    moves = config.get("animate") or any(
-        trace.protocol == GOSSIP or trace.accepted.frame["staleness"].any()
-        for _, _, trace in chosen
-    )
     tables = sorted(folder.glob("*.csv"), key=lambda file: file.name == results.SUMMARY)
-    verdict, answer = split(read_text(printed) if printed.exists() else "")
+    verdicts, answer = answer_of(folder)
+    headlines, details = [], []
+    for verdict in verdicts:
+        headline, _, detail = verdict.partition("\n")
+        headlines.append(headline)
+        if detail:  # of several settings its own stands before it
+            details.append({"text": verdict if verdicts[1:] else detail})
     page = {
         "title": f"{title}{of}",
         "origin": _origin(folder, config),
-        "verdict": capital("; ".join(filter(None, [unfinished, verdict]))) or None,
+        "verdict": "\n".join(filter(None, [unfinished, *headlines])) or None,
         "question": _question(study),
-        "answer": answer,
+        "answer": [*details, *answer],
         "command": None
         if typed is None
         else f"asyncsim study {study} {shlex.join(typed)}".rstrip(),
@@ -109,17 +108,15 @@ def write_page(
             (name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}", caption)
             for name, svg, caption in figures
         ],
-        "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
+        "tables": [{**_table(file, out), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
         "timelines": _timelines(folder, chosen),
-        "animation": animation(chosen, _FRAMES) if chosen and moves else None,
+        "animation": animation(chosen, _FRAMES) if chosen and config.get("animate") else None,
     }
     return _write(out or folder / results.PAGE, page)
 
 
-def write_animation(
-    chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = MOST_FRAMES
-) -> Path:
+def write_animation(chosen: Sequence[Shown], path: Path, frames: int = MOST_FRAMES) -> Path:
     """Write a page with the animation of runs, given by titles, runs and traces, on one clock."""
     title = " and ".join(name for name, _, _ in chosen)
     empty: dict[str, Any] = {
@@ -136,8 +133,8 @@ def write_animation(
     return _write(path, {**empty, "title": title, "animation": animation(chosen, frames)})
 
 
-def _timelines(folder: Path, chosen: Sequence[tuple[str, Run, Trace]]) -> list[dict[str, Any]]:
-    """Return the timelines of the runs, the best run's last; without runs, of an example, the first
+def _timelines(folder: Path, chosen: Sequence[Shown]) -> list[dict[str, Any]]:
+    """Return the timelines of the runs; without runs, of an example, the first
     trace or the first recording.
     """
     if chosen:
@@ -150,9 +147,7 @@ def _timelines(folder: Path, chosen: Sequence[tuple[str, Run, Trace]]) -> list[d
     return []
 
 
-def films_of(
-    chosen: Sequence[tuple[str, Run, Trace]], frames: int
-) -> tuple[np.ndarray, list[Film]]:
+def films_of(chosen: Sequence[Shown], frames: int) -> tuple[np.ndarray, list[Film]]:
     """Return the times (s) of the frames, limited by the page's size, and a film of each run."""
     workers = min(MOST_WORKERS, max(trace.workers for _, _, trace in chosen))
     frames = max(2, min(frames, MOST_FRAMES, _MOST_BYTES // (6 * workers * len(chosen))))
@@ -160,36 +155,28 @@ def films_of(
     return times, [film(run, trace, times, title) for title, run, trace in chosen]
 
 
-def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str, Any]:
+def animation(chosen: Sequence[Shown], frames: int) -> dict[str, Any]:
     """Return an animation's data for the page's script: arrays as base64, the rest as JSON."""
     times, films = films_of(chosen, frames)
     bend, largest = scale(films)
+    gossips = films[0].messages is not None
     losses = [loss for film in films for _, loss in film.loss if loss > 0]
     first = max((film.loss[0][1] for film in films if film.loss), default=1.0)
     high = min(max(losses, default=1.0), 10 * first) if first > 0 else 1.0
-    gossips = films[0].messages is not None
-    has_places = films[0].measure == DISTANCE and not gossips
-    count = len(films[0].workers) if has_places else min(chosen[0][2].workers, MOST_LANES)
-    drawn = counted(count, "worker")
-    of = "" if count == chosen[0][2].workers else f" of {chosen[0][2].workers}"
     low = max(min(losses, default=0.1), 1e-6 * high)
+    workers = chosen[0][2].workers
+    count = workers if gossips else len(films[0].workers)
+    drawn = counted(count, "worker") + ("" if count == workers else f" of {workers}")
     about = (
-        f"{drawn}{of} on their graph; a dot along an edge is a message under way."
+        f"{drawn} on their graph; a dot along an edge is a message under way."
         if gossips
-        else f"{drawn}{of} around the central variable, the square. The distance from the square "
-        f"is the {films[0].measure}, linear near the centre, logarithmic far out. "
+        else f"{drawn} around the central variable, the square. The distance from the square is "
+        "that of the read from the central variable, linear near the centre, logarithmic far out. "
+        "The direction is taken in the plane in which the reads spread most. A gradient is "
+        "computed where its worker is drawn, and is applied at the centre."
     )
-    if not gossips:
-        about += (
-            "The direction is taken in the plane in which the reads spread most. A gradient is "
-            "computed where its worker is drawn, and is applied at the centre."
-            if has_places
-            else "Each worker has a constant direction without a meaning: only a study with "
-            "--animate records the positions of its reads."
-        )
-    about += "".join(
-        text for force, text in _FORCES.items() if any(film.force == force for film in films)
-    )
+    forces = dict.fromkeys(film.force for film in films)
+    about += "".join(_FORCES[force] for force in forces if force)
     if any(not low <= loss <= high for animated in films for _, loss in animated.loss):
         about += (
             f" Training losses are drawn from {number_text(low)} to {number_text(high)}, others at "
@@ -201,7 +188,6 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
         # Each worker has committed twice: staleness is nearly as large as later.
         "start": min(float(times[-1]) / 2, _time_of_commit(chosen[0][2], 2 * count)),
         "rings": rings(bend, largest),
-        "largest": largest,
         "limits": (low, high),
         "unit": _UNIT,
         "nowhere": _NOWHERE,
@@ -210,7 +196,7 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
                 "title": film.title,
                 "trace": number,
                 "workers": film.workers.tolist(),
-                "places": _places(film, bend, largest) if has_places else None,
+                "places": None if film.messages is not None else _places(film, bend, largest),
                 "loss": film.loss,
                 "ended": film.ended,
                 "force": film.force,
@@ -234,90 +220,43 @@ def _places(film: Film, bend: float, largest: float) -> dict[str, Any]:
     return pack({"x": integers[..., 0].ravel(), "y": integers[..., 1].ravel()})
 
 
-def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
-    """Return the titled runs that a study's page animates: of the worst and the best method with
-    several workers.
+def shown_runs(folder: Path) -> list[Shown]:
+    """Return the titled run of a study's best row, with ``--animate`` also that of the worst; of a
+    row the run with the first seed.
 
-    The study's table `results.RANKING` has the order of the methods and the rate of each; the run
-    is the method's first at this rate. Without that table it is the method's run with the least
-    training loss at the end, among the runs with failures if there are any. Without ``--animate``
-    only the best method is returned, because the staleness is then the same for all.
+    The rows are those of `results.RANKING`; without it, the runs by their final training loss.
     """
     config = results.config_of(folder)
+    keys = ["method", *results.cell_options(config), "learning_rate"]
     try:
-        rows = [
-            row
-            for row in read_rows(folder / results.SUMMARY)
-            if row.get("run_folder") and row.get("trace_file")
-        ]
-        # One worker alone has no staleness: it is shown only if no run has several.
-        rows = [row for row in rows if row.get("trace.workers") != "1"] or rows
+        runs = pd.DataFrame(read_rows(folder / results.SUMMARY))
+        runs = runs[(runs["run_folder"] != "") & (runs["trace_file"] != "")]
+        if "method.learning_rate" in runs:
+            runs = runs.assign(learning_rate=runs["method.learning_rate"])
+        keys = [name for name in dict.fromkeys(keys) if name in runs]
+        named = [name for name in keys if name == "method" or runs[name].nunique() > 1]
         if (folder / results.RANKING).exists():
-            ordered = _in_order_of_table(folder, rows)
+            runs = pd.DataFrame(read_rows(folder / results.RANKING))[keys].merge(runs, on=keys)
         else:
-            best: dict[str, dict[str, str]] = {}
-            for row in sorted(list(filter(_has_failures, rows)) or rows, key=_loss_at_the_end):
-                best.setdefault(row["method"], row)
-            ordered = list(best.values())
-        ends = ordered[:: max(1, len(ordered) - 1)] if config.get("animate") else ordered[:1]
+            runs = runs.sort_values("train_loss", key=pd.to_numeric, kind="stable")
+        rows = runs.drop_duplicates(keys).iloc[[0, -1] if config.get("animate") else [0]]
         return [
             (
-                _title_of(row, rows),
+                ", ".join(_in_words(name, row[name]) for name in (*named, "seed")),
                 Run.load(within(folder, row["run_folder"])),
                 Trace.load(within(folder, row["trace_file"])),
             )
-            for row in reversed(ends)
+            for row in rows.drop_duplicates().to_dict("records")
         ]
-    except (InputError, OSError, ValueError, KeyError, csv.Error):  # a damaged folder
+    except (InputError, OSError, ValueError, LookupError, csv.Error):  # a damaged folder
         return []
 
 
-def _has_failures(row: Mapping[str, str]) -> bool:
-    """Return whether a crash, a departure or a restored checkpoint cost time in a summary's run."""
-    lost = (row.get(f"trace.lost_to_{part}") or "0" for part in ("failed", "restoring"))
-    return any(float(share) > 0 for share in lost)
-
-
-def _loss_at_the_end(row: Mapping[str, str]) -> float:
-    loss = float(row.get("train_loss") or "nan")
-    return loss if np.isfinite(loss) else np.inf
-
-
-def _title_of(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
-    """Name a run by its method and the options that differ between the runs of a study.
-
-    In a summary the options of the cluster precede the method. A number has the name of its option.
-    """
-    columns, rate = list(row), "method.learning_rate"
-    varied = [
-        name
-        for name in (*columns[: columns.index("method")], *({rate} & row.keys()))
-        if name != "learning_rate" and row[name] and len({other[name] for other in rows}) > 1
-    ]
-    title = row["method"]
-    if rate in varied:
-        title += f" at rate {row[rate]}"
-        varied.remove(rate)
-    for name in varied:
-        try:
-            title += f", {name.replace('_', ' ')} {float(row[name]):g}"
-        except ValueError:
-            title += f", {row[name].removesuffix('()')}"
-    return f"{title}, seed {row.get('seed')}"
-
-
-def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return a summary's first run for each row of `results.RANKING`, the best row first."""
-    keys = dict.fromkeys([*results.cell_options(results.config_of(folder)), "method"])
-    keys.pop("learning_rate", None)
-    runs: dict[tuple[str | None, ...], dict[str, str]] = {}
-    for row in rows:
-        runs.setdefault((*map(row.get, keys), row.get("method.learning_rate") or ""), row)
-    ranks = [
-        (*map(row.get, keys), row.get("learning_rate") or "")
-        for row in read_rows(folder / results.RANKING)
-    ]
-    return [runs[rank] for rank in ranks if rank in runs]
+def _in_words(name: str, value: str) -> str:
+    """Return the value of an option; a number has the option's name."""
+    with contextlib.suppress(ValueError):
+        return f"{as_column(name).title} {float(value):g}"
+    return value.removesuffix("()")
 
 
 def _origin(folder: Path, config: Mapping[str, Any]) -> str:
@@ -342,20 +281,24 @@ def _question(study: str) -> list[str]:
     ]
 
 
-def _table(file: Path) -> dict[str, Any]:
-    """Read a CSV file as texts: its columns, their titles, first rows, and the number of rows."""
+def _table(file: Path, out: Path | None) -> dict[str, Any]:
+    """Read a CSV file as texts: the columns with several values, their titles, the first rows, and
+    a link for a page in the same folder, or at ``out``.
+    """
     try:
         columns, *rows = list(csv.reader(io.StringIO(read_text(file), newline=""))) or [[]]
     except (OSError, ValueError, csv.Error):
         columns, rows = [], []
     rows = [row for row in rows if len(row) == len(columns)]
-    words = list(map(axis_of, columns))
+    varied = [i for i in range(len(columns)) if len({row[i] for row in rows}) > 1]
+    varied = varied if len(rows) > 1 else list(range(len(columns)))
     return {
-        "name": file.name,
+        "link": quote(file.name) if out is None else file.absolute().as_uri(),
         "count": len(rows),
-        "columns": columns,
-        "words": words,
-        "rows": rows[:_MOST_ROWS],
+        "constant": len(columns) - len(varied),
+        "columns": [columns[i] for i in varied],
+        "words": [axis_of(columns[i]) for i in varied],
+        "rows": [[row[i] for i in varied] for row in rows[:_MOST_ROWS]],
     }
 
 

@@ -105,8 +105,10 @@ function timeline(show, trace, place) {
   const plural = `${number(show.workers)} ${show.noun}${show.workers === 1 ? "" : "s"}`;
   const lanesShown = show.lanes < show.workers ? `the first ${number(show.lanes)} of ${plural}` : plural;
   const caption = element("p", `${show.title}: ${lanesShown}, ${part} ${item}. `, place, "faint");
-  element("span", `Drag to zoom, shift and drag to move, double-click for the whole; ` +
-    `click a lane to follow its ${show.noun}; the arrow keys go from commit to commit.`, caption, "hint");
+  element("span", matchMedia("(pointer: coarse)").matches
+    ? "Tap for the nearest commit; two fingers zoom."
+    : "Drag to zoom, shift and drag to move, double-click for the whole; " +
+      `click a lane to follow its ${show.noun}; the arrow keys go from commit to commit.`, caption, "hint");
   const legend = element("div", null, place, "legend");
   for (const { name, color, begin } of phases) {
     if (!begin.length || color === null) continue;
@@ -131,7 +133,9 @@ function timeline(show, trace, place) {
   for (const [value, text] of choices) element("option", text, filter).value = value;
   const buttons = { "zoom in": () => zoom(0.5), "zoom out": () => zoom(2), earlier: () => move(-0.4), later: () => move(0.4), whole: () => view(0, show.end) };
   for (const [text, act] of Object.entries(buttons)) element("button", text, controls).onclick = act;
-  const panel = element("div", null, place, "timeline");
+  const strip = element("canvas", null, place, "strip"), panel = element("div", null, place, "timeline");
+  strip.setAttribute("role", "img");
+  strip.setAttribute("aria-label", "the whole, with the part that is shown");
   panel.tabIndex = 0;
   panel.setAttribute("role", "group");
   panel.setAttribute("aria-label", `timeline of ${plural}`);
@@ -140,7 +144,7 @@ function timeline(show, trace, place) {
   status.id = "timeline-status";
 
   const mean = (rows) => rows.reduce((sum, i) => sum + commits.staleness[i], 0) / Math.max(1, rows.length);
-  let order = [...ofLane.keys()], row = [...ofLane.keys()], chosen = -1, followed = -1, moving = null;
+  let order = [...ofLane.keys()], row = [...ofLane.keys()], chosen = -1, followed = -1, moving = null, overview = null;
   const plots = [];
 
   function arrange() {
@@ -156,6 +160,7 @@ function timeline(show, trace, place) {
     }[filter.value]();
     row = Array(ofLane.length).fill(-1);
     order.forEach((lane, i) => { row[lane] = i; });
+    overview = null;
     if (plots.length) plots[0].setScale("y", { min: 0, max: order.length });
   }
 
@@ -174,8 +179,8 @@ function timeline(show, trace, place) {
   }
 
   /** Draw the phases into pixels, each the mean of its phases' colours; a lane is a row, copied to its height. */
-  const canvas = document.createElement("canvas"), inLanes = phases.filter((phase) => phase.color !== null);
-  function lanesImage(min, max, width, height) {
+  const lanesCanvas = document.createElement("canvas"), inLanes = phases.filter((phase) => phase.color !== null);
+  function lanesImage(canvas, min, max, width, height) {
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     const pen = canvas.getContext("2d"), image = pen.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
     const step = height / order.length, gap = step > 6 ? Math.round(0.14 * step) : 0, scale = width / (max - min);
@@ -211,12 +216,36 @@ function timeline(show, trace, place) {
     return canvas;
   }
 
+  /** Draw the whole in the strip, pale but for the part that the panels show. */
+  function drawStrip(min, max) {
+    const scale = window.devicePixelRatio || 1, width = Math.round(strip.clientWidth * scale), height = Math.round(36 * scale);
+    if (!width) return;
+    if (overview?.width !== width) overview = lanesImage(document.createElement("canvas"), 0, show.end, width, height);
+    Object.assign(strip, { width, height });
+    const pen = strip.getContext("2d"), [from, to] = [min, max].map((time) => (time / show.end) * width);
+    pen.drawImage(overview, 0, 0);
+    pen.fillStyle = css("--paper");
+    pen.globalAlpha = 0.6;
+    pen.fillRect(0, 0, from, height);
+    pen.fillRect(to, 0, width - to, height);
+    pen.globalAlpha = 1;
+    pen.strokeStyle = css("--mark");
+    pen.lineWidth = 2 * scale;
+    pen.strokeRect(from, scale, Math.max(2 * scale, to - from), height - 2 * scale);
+  }
+  strip.onpointerdown = strip.onpointermove = (event) => {
+    if (!event.buttons) return;
+    const { min, max } = plots[0].scales.x, centre = (event.offsetX / strip.clientWidth) * show.end;
+    view(centre - (max - min) / 2, centre + (max - min) / 2);
+  };
+
   function drawLanes(plot) {
     const pen = plot.ctx, { left, top, width, height } = plot.bbox, { min, max } = plot.scales.x;
     const x = (time) => left + ((time - min) / (max - min)) * width;
     const step = height / order.length;
     const middle = (lane) => top + (row[lane] + 0.5) * step;
-    pen.drawImage(lanesImage(min, max, Math.round(width), Math.round(height)), left, top);
+    drawStrip(min, max);
+    pen.drawImage(lanesImage(lanesCanvas, min, max, Math.round(width), Math.round(height)), left, top);
     pen.save();
     pen.beginPath();
     pen.rect(left, top, width, height);
@@ -330,20 +359,25 @@ function timeline(show, trace, place) {
     if (followed < 0 && filter.value === "followed") filter.value = "all";
     arrange();
     if (followed >= 0) status.textContent = `Following ${show.noun} ${followed}: ${number(ofLane[followed].length)} ${item}, mean staleness ${round(mean(ofLane[followed]))}.`;
-    for (const plot of plots) plot.redraw(false);
+    plots.forEach((plot, k) => {
+      const of = k && curves[k - 1].of;
+      if (of) plot.setData(of(followed), false);
+    });
+    move(0);  // scales and curves of all panels anew
+    for (const plot of plots) plot.redraw();
   }
   function laneAt(plot) {
     const at = Math.floor((plot.cursor.top / plot.over.clientHeight) * order.length);
     return order[Math.min(order.length - 1, Math.max(0, at))];
   }
-  function point(plot) {
+  function point(plot, reach = 25) {
     if (plot.cursor.left < 0 || plot.cursor.left === undefined || moving !== null) return;
     const rows = ofLane[laneAt(plot)], at = plot.posToVal(plot.cursor.left, "x");
     const k = lowest(rows.map((i) => commits.time[i]), at);
     const near = [rows[k - 1], rows[k]].filter((i) => i !== undefined);
     const distance = (i) => Math.abs(plot.valToPos(commits.time[i], "x") - plot.cursor.left);
     near.sort((a, b) => distance(a) - distance(b));
-    if (near.length && distance(near[0]) < 25) choose(near[0]);
+    if (near.length && distance(near[0]) < reach) choose(near[0]);
   }
 
   const heightOfLanes = Math.min(460, Math.max(150, 9 * show.lanes));
@@ -366,19 +400,30 @@ function timeline(show, trace, place) {
     }] },
   });
 
-  const curves = [];
-  if (commits.time.length) curves.push({ label: "staleness", data: [commits.time, commits.staleness], marks: true });
-  if (commits.distance) curves.push({ label: "distance", data: [commits.time, commits.distance], marks: true });
+  const panels = [];
+  if (commits.time.length) panels.push({ label: "staleness", data: [commits.time, commits.staleness], marks: true });
+  if (commits.distance) panels.push({ label: "distance", data: [commits.time, commits.distance], marks: true });
   const at = (name) => phases.find((phase) => phase.name === name);
   const [waiting, served, queued] = [at("waiting at the server"), at("being served"), at("in the queue")];
-  if (waiting?.begin.length || served?.begin.length) {
-    curves.push({ label: "at the server", data: counts(joined([waiting.begin, served.begin]), joined([waiting.end, served.end])), steps: true });
-  } else if (queued) curves.push({ label: "in the queue", data: counts(queued.begin, queued.end), steps: true });
-  else if (messages) curves.push({ label: "under way", data: counts(messages.sent, messages.mixed), steps: true });
+  /** Return the counts of some phases of a lane, of all lanes without one. */
+  const during = (counted) => (lane) => {
+    const ends = (name) => joined(counted.map(({ [name]: times, first }) => (lane < 0 ? times : times.subarray(first[lane], first[lane + 1]))));
+    return counts(ends("begin"), ends("end"));
+  };
+  const underWay = (lane) => {
+    const of = (times) => times.filter((_, i) => lane < 0 || messages.sender[i] === lane || messages.receiver[i] === lane);
+    return counts(of(messages.sent), of(messages.mixed));
+  };
+  if (waiting?.begin.length || served?.begin.length) panels.push({ label: "at the server", of: during([waiting, served]) });
+  else if (queued) panels.push({ label: "in the queue", of: during([queued]) });
+  else if (messages) panels.push({ label: "under way", of: underWay });
   for (const [label, points] of show.curves) {
     const finite = points.filter(([, value]) => typeof value === "number");
-    if (finite.length) curves.push({ label, data: [finite.map((point) => point[0]), finite.map((point) => point[1])], log: finite.every((point) => point[1] > 0) });
+    if (finite.length) panels.push({ label, data: [finite.map((point) => point[0]), finite.map((point) => point[1])], log: finite.every((point) => point[1] > 0) });
   }
+
+  for (const panel of panels) panel.data ??= panel.of(-1);
+  const curves = panels.filter(({ data: [, values] }) => values.some((value) => value !== values[0]));
 
   /** Draw commits as squares, at most one for each two pixels; only the followed worker's, if any. */
   function squares(plot, series, from, to) {
@@ -410,7 +455,7 @@ function timeline(show, trace, place) {
   lanes.hooks.draw = [drawLanes];
   lanes.hooks.setCursor = [point];
   plots.push(new uPlot(lanes, [[0, show.end], [null, null]], panel));
-  curves.forEach(({ label, data, marks, steps, log }, k) => {
+  curves.forEach(({ label, data, marks, of: steps, log }, k) => {
     const options = base(90, label, k === curves.length - 1);
     options.scales.y = log ? { distr: 3 } : marks || steps ? { range: (_, low, high) => [0, 1.1 * (high || 1)] } : {};
     if (log) options.axes[1].grid = options.axes[1].ticks = { show: false };
@@ -425,7 +470,21 @@ function timeline(show, trace, place) {
     if (k < curves.length - 1) options.axes[0].show = false;
     plots.push(new uPlot(options, data, panel));
   });
+  const fingers = new Map();
+  let touched = false;
   plots.forEach((plot, k) => {
+    plot.over.addEventListener("pointerdown", (event) => {
+      touched = event.pointerType === "touch";
+      if (touched) fingers.set(event.pointerId, event.offsetX);
+    });
+    plot.over.addEventListener("pointermove", (event) => {  // what is below two fingers stays there
+      if (!fingers.has(event.pointerId)) return;
+      const times = [...fingers.values()].map((at) => plot.posToVal(at, "x"));
+      fingers.set(event.pointerId, event.offsetX);
+      const at = [...fingers.values()], rate = (times[1] - times[0]) / (at[1] - at[0]);
+      if (at.length === 2 && rate > 0) view(times[0] - at[0] * rate, times[0] + (plot.over.clientWidth - at[0]) * rate);
+    });
+    for (const end of ["pointerup", "pointercancel", "pointerleave"]) plot.over.addEventListener(end, (event) => fingers.delete(event.pointerId));
     const canvas = plot.root.querySelector("canvas");
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", k ? `${curves[k - 1].label} against ${show.time}` : `phases of ${number(show.lanes)} ${show.noun}s against ${show.time}`);
@@ -451,7 +510,8 @@ function timeline(show, trace, place) {
   let pressed = null;
   plots[0].over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
   plots[0].over.addEventListener("click", (event) => {
-    if (!event.shiftKey && pressed !== null && Math.abs(event.clientX - pressed) < 3) follow(laneAt(plots[0]));
+    if (touched) point(plots[0], Infinity);
+    else if (!event.shiftKey && pressed !== null && Math.abs(event.clientX - pressed) < 3) follow(laneAt(plots[0]));
   });
   panel.addEventListener("keydown", (event) => {
     const rows = followed >= 0 ? ofLane[followed] : null;
@@ -467,6 +527,8 @@ function timeline(show, trace, place) {
     event.preventDefault();
   });
   filter.onchange = arrange;
+  // About ten commits of each lane are legible; the strip shows where they are.
+  view(0, (10 * show.end * show.lanes) / Math.max(1, show.commits));
   const resize = () => plots.forEach((plot) => plot.setSize({ width: width(), height: plot.height }));
   window.addEventListener("resize", resize);
   onColors(() => plots.forEach((plot) => plot.redraw(false)));

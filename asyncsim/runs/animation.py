@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, choices_like, reading_results
 from asyncsim.pages.movie import write_movie
-from asyncsim.pages.page import MOST_FRAMES, two_runs, write_animation
+from asyncsim.pages.page import MOST_FRAMES, shown_runs, write_animation
 from asyncsim.runs.opened import open
 
 
@@ -47,14 +46,9 @@ def animate(
                 f"--runs {run}: the summary in {study.folder} names no trace for it; choose another"
             )
         chosen.append((run, study.runs[run], study.finished.trace(file)))
-    chosen = chosen or two_runs(study.folder)
+    chosen = chosen or shown_runs(study.folder)
     if not chosen:
         raise InputError(f"name = {name!r}: {study.folder} has no run with a trace to animate")
-    if not any(column.startswith("position_") for column in chosen[0][1].commits):
-        note(
-            "the study was not run with --animate: the picture shows the staleness, not the "
-            "distance"
-        )
     with reading_results(study.folder):
         if path.suffix == ".html":
             return write_animation(chosen, path, frames or MOST_FRAMES)

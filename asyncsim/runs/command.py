@@ -160,9 +160,10 @@ def diff(arguments: Sequence[str]) -> int:
 
 
 def animate(arguments: Sequence[str]) -> int:
-    """Write a page in which the workers of one or two runs move around the central variable.
+    """Write a page in which the workers of one or two runs move around the central variable, or
+    send messages along a graph.
 
-    Studies that were run with --animate show distances, others the staleness.
+    Workers around a server need a study that was run with --animate.
     """
     parser = _parser(animate)
     parser.add_argument("name", help="a tag, or a folder of results")

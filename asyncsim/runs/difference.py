@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from asyncsim.base.errors import InputError, require_free
 from asyncsim.base.files import CHECKSUM
 from asyncsim.drawing import look, plots
@@ -14,11 +12,15 @@ from asyncsim.replays.run import flat
 from asyncsim.runs.known import one_line
 from asyncsim.runs.opened import TaggedStudy, open
 from asyncsim.study import results
+from asyncsim.study.ranking import Measure, tuned
 
 #: Entries of a configuration that no option sets.
 _NOT_OPTIONS = (results.COMMAND, results.FILES, results.INCOMPLETE, results.ALL_RUNS, CHECKSUM)
 #: Text for a value that one configuration lacks, and longest printed value (characters).
 _ABSENT, _LONGEST = "-", 60
+#: Columns of a summary with runs.
+_RATE = "method.learning_rate"
+_COLUMNS = ("run_folder", "method", _RATE)
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -61,16 +63,15 @@ def draw(
 ) -> list[Path]:
     """Draw a measure of all runs of two studies; return the paths of the PNG and the PDF.
 
-    Lines are means over seeds; runs that differ in another option have separate lines. Of a method
-    with a tuned learning rate only the best rate is drawn: from the study's table, else the one
-    with the least training loss.
+    Lines are means over seeds; runs that differ in another option have separate lines. A method
+    with several learning rates is drawn at the rate with the least training loss.
 
     ``measure``: by default the first of test accuracy, test loss and training loss that all runs
     have. ``out``: the path without its ending; by default the two names, in the working folder.
 
     Raises
     ------
-        If a figure exists already, a study has no runs, or the runs lack the measure.
+    InputError
         A figure exists already, one of the studies has no runs, or the runs have no such measure.
     """
     target = Path(f"{pair[0].name}-{pair[1].name}" if out is None else Path(out).with_suffix(""))
@@ -78,34 +79,20 @@ def draw(
         require_free("out", target.with_name(f"{target.name}.{kind}"))
     runs, labels = [], []
     for study in pair:
-        rows = (
-            study.summary.dropna(subset="run_folder")
-            if "run_folder" in study.summary
-            else study.summary[:0]
-        )
+        rows = study.summary.reindex(
+            columns=list(dict.fromkeys([*study.summary, *_COLUMNS]))
+        ).dropna(subset="run_folder")
         if rows.empty:
             raise InputError(
                 f"{study.name!r}: the summary in {study.folder} has no runs to draw; see its tables"
             )
-        rates = "method.learning_rate" in rows and rows["method.learning_rate"].nunique() > 1
-        if rates and (study.folder / results.RANKING).exists():
-            best = study.finished.table(results.RANKING, ("method", "learning_rate"))
-            best = best.rename(columns={"learning_rate": "method.learning_rate"})
-            rows = rows.merge(best[["method", "method.learning_rate"]])
-        elif rates:
-            cells = [
-                name
-                for name in results.cell_options(study.config)
-                if name in rows and name != "learning_rate"
-            ]
-            by = [rows[name] for name in ("method", *cells)]
-            loss = rows["train_loss"].where(np.isfinite(rows["train_loss"]), np.inf)
-            mean = loss.groupby([*by, rows["method.learning_rate"]], dropna=False).transform("mean")
-            rows = rows[mean == mean.groupby(by, dropna=False).transform("min")]
+        rates = rows[_RATE].nunique()
+        cells = [name for name in results.cell_options(study.config) if name != "learning_rate"]
+        rows = tuned(rows, ["method", *cells], Measure("train_loss"), [_RATE])
         for row in rows.to_dict("records"):
             runs.append(study.finished.run(row["run_folder"]))
-            rate = f" at {row['method.learning_rate']:g}" if rates else ""
-            labels.append(f"{study.name}: {row.get('method', 'run')}{rate}")
+            rate = f" at {row[_RATE]:g}" if rates > 1 else ""
+            labels.append(f"{study.name}: {row['method']}{rate}")
     if measure is None:
         shared = set.intersection(*(set(run.evaluations) for run in runs))
         measure = next(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncsim.base.console import VERDICT, counted
+from asyncsim.base.console import counted
 from asyncsim.base.errors import (
     InputError,
     nearest,
@@ -25,6 +25,7 @@ from asyncsim.base.errors import (
 from asyncsim.base.files import RUN, files_below, require_real, write_json, write_text
 from asyncsim.replays.run import Run
 from asyncsim.study import results
+from asyncsim.study.finished import answer_of
 
 #: Names of tags.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -221,8 +222,7 @@ def _inside(folder: Path, depth: int) -> Iterator[Path]:
 def _describe(folder: Path) -> KnownStudy:
     """Read a folder's entry; a stranger may have written the files."""
     config, origin = results.config_of(folder), results.json_table(folder / results.ORIGIN)
-    printed = results.text_in(folder / results.REPORT).splitlines()
-    verdicts = [line.removeprefix(VERDICT) for line in printed if line.startswith(VERDICT)]
+    verdicts = [verdict.partition("\n")[0] for verdict in answer_of(folder)[0]]
     study, date = (
         one_line(text) if isinstance(text, str) else ""
         for text in (config.get("study"), origin.get("date"))

@@ -35,6 +35,7 @@ from asyncsim.replays.run import Run
 from asyncsim.replays.suitable import require_enough, require_replies, require_shards
 from asyncsim.replays.waves import find_waves
 from asyncsim.simulation.simulate import simulate
+from asyncsim.study.columns import setting_text
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.executor import computing_device
 from asyncsim.study.jobs import Job, Tables
@@ -53,7 +54,6 @@ _ALONE = {
     "sites": None,
     "far_latency": None,
     "far_bandwidth": None,
-    "server_site": 0,
     "far_every": 1,
 }
 
@@ -108,14 +108,8 @@ class Cell(NamedTuple):
 
 
 def _values(cell: Cell) -> str:
-    """Return the prefix that distinguishes a cell in the names of its jobs; ``none``: data that are
-    not split.
-    """
-    alike = {"split": np.inf}.items()
-    return "".join(
-        f"{name} {'none' if (name, value) in alike else value}, "
-        for name, value in cell.values.items()
-    )
+    """Return the prefix that distinguishes a cell in the names of its jobs."""
+    return "".join(f"{setting_text(name, value)}, " for name, value in cell.values.items())
 
 
 def timings(cluster: Cluster, methods: list[Method], bits: int = 32) -> dict[Cluster, list[str]]:
@@ -153,9 +147,9 @@ def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
         for name in ("latency", "bandwidth"):
             if isinstance(value := getattr(cluster, name), PerWorker):
                 needs[name] = value.first(needs["workers"])
-        if cluster.sites is not None:  # the sites of the first workers and of the server
+        if cluster.sites is not None:  # the sites of the first workers
             remaining = np.diff(np.minimum(np.cumsum((0, *cluster.sites)), needs["workers"]))
-            count = max(cluster.server_site, np.flatnonzero(remaining)[-1]) + 1
+            count = np.flatnonzero(remaining)[-1] + 1
             needs["sites"] = tuple(remaining[:count].tolist())
             for name in ("far_latency", "far_bandwidth"):
                 if is_matrix(value := getattr(cluster, name)):

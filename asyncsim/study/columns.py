@@ -5,12 +5,12 @@ Pages show the words of the axis where the mouse is over a column's name.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import table_text
+from asyncsim.base.console import in_texts
 
 
 class Column(NamedTuple):
@@ -99,28 +99,20 @@ def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = No
     return pd.DataFrame(titled, table.index)
 
 
+def setting_text(name: str, value: Any) -> str:
+    """Return an option and its value in words; data that are alike have an infinite ``split``."""
+    return f"{name.replace('_', ' ')} {'none' if value in (None, np.inf) else value}"
+
+
 def is_until_target(name: str) -> bool:
     """Return whether a column is infinite where a target was not reached."""
     return name.endswith("_to_target") or name == "first_touch"
 
 
-def without_constants(table: pd.DataFrame, names: Iterable[str]) -> tuple[str, pd.DataFrame]:
-    """Take the columns that have the same value in all rows out of a table, among some columns.
-
-    Returns text for the line above the table, such as ``workers 4; ``, and the rest of the table. A
-    single row stays whole.
+def titled(
+    table: pd.DataFrame, columns: Iterable[str | Column] | None = None, digits: int = 3
+) -> pd.DataFrame:
+    """Return some columns of a table as texts with their printed titles; ``digits``: significant
+    ones of floats.
     """
-    constant = [name for name in names if len(table) > 1 and table[name].nunique(dropna=False) == 1]
-    texts = [f"{as_column(name).title} {table[name].iloc[0]}; " for name in constant]
-    return "".join(texts), table.drop(columns=constant)
-
-
-def text_of(
-    table: pd.DataFrame,
-    columns: Iterable[str | Column] | None = None,
-    digits: int = 3,
-) -> str:
-    """Return some columns of a table as text, one line for each row; ``digits`` as in
-    `table_text`.
-    """
-    return table_text(with_titles(table, columns), digits)
+    return in_texts(with_titles(table, columns), digits)

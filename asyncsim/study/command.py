@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +32,7 @@ from asyncsim.base.errors import InputError, printable
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
 from asyncsim.study.loading import (
+    GROUPS,
     hidden,
     load,
     require_typed,
@@ -39,6 +40,7 @@ from asyncsim.study.loading import (
     shipped,
     studies,
     told_in_a_line,
+    without_group,
 )
 from asyncsim.study.options import NEGATIVE, read_options, refuse_unknown_names, value_of
 
@@ -54,16 +56,30 @@ The user's cache folder keeps compiled programs for the next start, unless {_NO_
 JAX's own environment variables take precedence.
 
 Exit codes: 0, 2 after bad input, 3 if some runs failed, {INTERRUPTED} after an interrupt.
+"""
+#: The studies that repeat the experiments of papers; the others answer questions about a cluster.
+_OF_PAPERS = frozenset(
+    {"claims", "delays", "ensembles", "forensics", "gem", "leaders", "replicas", "ringleader"}
+    | {"windows"}
+)
 
-studies:"""
+
+def overview(group: str = "") -> str:
+    """Return the list of studies, or of a group's, one line each, without importing them."""
+    texts = {name: _summary(path) for name, path in studies().items()}
+    if group:
+        return "\n".join(
+            [f"usage: asyncsim study {group} NAME [options]", "", *_lines(GROUPS[group], texts)]
+        )
+    texts |= {name: f"{', '.join(names)}." for name, names in GROUPS.items()}
+    own = texts.keys() - _OF_PAPERS - {name for names in GROUPS.values() for name in names}
+    lines = ["studies of your cluster:", *_lines(own, texts)]
+    return "\n".join([_USAGE, *lines, "", "studies of papers:", *_lines(_OF_PAPERS, texts)])
 
 
-def overview() -> str:
-    """Return the list of studies, one line each, without importing them."""
-    paths = studies()
-    width = max(map(len, paths), default=0)
-    lines = [f"  {name:<{width}}  {_summary(path)}" for name, path in sorted(paths.items())]
-    return "\n".join([_USAGE, *lines])
+def _lines(names: Iterable[str], texts: Mapping[str, str]) -> list[str]:
+    width = max(map(len, texts), default=0)
+    return [f"  {name:<{width}}  {texts[name]}" for name in sorted(names)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,9 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(overview())
             _warn_of(hidden())
             code = 0
+        elif arguments[0] in GROUPS and {"-h", "--help"}.issuperset(arguments[1:]):
+            print(overview(arguments[0]))
+            code = 0
         else:
             with interruptible():
-                code = _run(*arguments, keep_compiled=_NO_CACHE not in typed)
+                code = _run(*without_group(arguments), keep_compiled=_NO_CACHE not in typed)
         if sys.stdout is not None:
             sys.stdout.flush()  # here a full disk or a closed pipe can still be reported
         return code

@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 import optax
 import pandas as pd
 
-from asyncsim.base.console import VERDICT, counted, note
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.methods import METHODS, Method
 from asyncsim.problems.problem import measures
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun, timings
-from asyncsim.study.columns import Column, text_of
+from asyncsim.study.columns import Column, is_until_target, setting_text, titled
 from asyncsim.study.finished import Finished, TheoryValue, present, read, trace_means, with_theory
+from asyncsim.study.jobs import Job
 from asyncsim.study.outcome import own_measures
-from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
+from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_parts, verdict
 from asyncsim.study.results import RANKING
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, say_at_start
@@ -43,8 +44,8 @@ _LEARNED = ("time_to_target", "gradients_to_target", "final_loss", "train_loss",
 _COSTS = ("first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages")
 #: Parts of the time that failures leave.
 _LOST = ("waiting", "sending", "discarded", "failed", "restoring")
-#: Further tables of a study by the names of their files, and texts.
-Further = tuple[Mapping[str, pd.DataFrame], Sequence[str]]
+#: Further tables of a study by the names of their files, and parts of the report.
+Further = tuple[Mapping[str, pd.DataFrame], Sequence[str | pd.DataFrame]]
 
 
 class Comparison(NamedTuple):
@@ -62,12 +63,16 @@ class Comparison(NamedTuple):
     #: The runs that count, from the summary.
     counting: Callable[[pd.DataFrame], pd.DataFrame] = lambda summary: summary
     further: Callable[["Results"], Further] = lambda table: ({}, ())
+    #: Further measurements, from the cells.
+    measurements: Callable[[Any, list[Cell]], Sequence[Job]] = lambda config, cells: ()
     traces_alone: bool = False  #: whether it has an answer without methods
 
     def run(self, config: Any) -> Result:
         """Run the study; see `asyncsim.study.sweep.run_cells`."""
         config.check()
         config.say_ignored((_RATE,) if config.tune else (), "beside --tune")
+        for length in config.lengths:
+            config.say_ignored(("steps",), f"beside --{length.replace('_', '-')}")
         with config.computing_device():
             cells = self.prepare(config, sweep(config, config.points(), self.traces_alone))
             cells = [cell for cell in cells if cell.methods or not config.methods]
@@ -85,16 +90,18 @@ class Comparison(NamedTuple):
             def conclude(folder: Path, summary: pd.DataFrame) -> None:
                 finished = read(folder, self.name)
                 table = Results(self, config, cells, goal, finished, measure).ranked()
-                tables, texts = self.further(table)
+                tables, parts = self.further(table)
+                verdicts: list[str] = []
                 if table.best is not None:
                     tables = {TABLE: table.best, TUNING: table.rates, **tables}
-                    texts = [table.about(), *texts, *table.texts()]
-                present(folder, tables, *texts)
+                    parts = [table.about(), *parts, *table.parts(verdicts)]
+                present(folder, tables, *parts, verdict=verdicts)
                 if "at_start" in summary and (warning := say_at_start(summary, goal)):
                     note(warning)
 
             also = {"compared": list(self.compared), "measure": measure.name}
-            return run_cells(self.name, config, cells, conclude, also=also)
+            jobs = self.measurements(config, cells)
+            return run_cells(self.name, config, cells, conclude, jobs, also=also)
 
     def _columns(self, job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:
         return {**costs(job.cell, job.method, trace), **self.of_run(job, run, trace)}
@@ -121,7 +128,7 @@ class Results(NamedTuple):
     @property
     def compared(self) -> list[str]:
         """The columns that name a ranked row."""
-        return [name for name in self.keys if name in self.study.compared] or ["method"]
+        return [name for name in self.study.compared if name in self.keys] or ["method"]
 
     @property
     def settings(self) -> list[str]:
@@ -178,20 +185,26 @@ class Results(NamedTuple):
             ]
         )
 
-    def texts(self) -> Iterator[str]:
-        """Yield the ranked table and the verdict of each setting, and the best rates at an edge."""
+    def parts(self, verdicts: list[str]) -> Iterator[str | pd.DataFrame]:
+        """Yield the ranked table of each setting, and the best rates at an edge; append the
+        setting's verdict.
+        """
         own = [name for name in own_measures(self.best) if not name.endswith("_sd")]
-        columns = (*self.study.columns, *_LEARNED, "test_accuracy", *own, *_COSTS, "gigabytes")
+        columns = [*self.study.columns, *_LEARNED, "test_accuracy", *own, *_COSTS, "gigabytes"]
+        is_reached = "reached" in self.best and self.best["reached"].any()
+        if not (is_reached or is_until_target(self.measure.name)):
+            columns = [name for name in columns if not is_until_target(str(name))]
         by = [*self.compared, *self.study.cases, _RATE]
         longer = "--steps" if self.config.time_budget is None else "--time-budget"
         what = " and ".join(self.compared)
         for group in self.groups(self.best):
             rows = group.reset_index(drop=True)
-            setting = ", ".join(f"{name} {rows[name].iloc[0]}" for name in self.settings)
+            setting = ", ".join(setting_text(name, rows[name].iloc[0]) for name in self.settings)
             names = [" on ".join(map(str, row)) for row in rows[self.compared].to_numpy()]
-            yield f"{setting}\n{ranked_text(rows, by, self.measure, columns)}".lstrip("\n")
+            yield setting
+            yield from ranked_parts(rows, by, self.measure, columns)
             words = verdict(rows, names, self.measure, what, self.goal, longer)
-            yield f"{VERDICT}{f'{setting}: ' if setting else ''}{words}"
+            verdicts.append(f"{f'{setting}: ' if setting else ''}{words}")
             yield at_the_edge(rows, self.config.tune, names)
 
 
@@ -242,7 +255,7 @@ def clusters_table(table: Results, cluster_costs: Any = None) -> Further:
     """Return and print `costs_of_clusters`."""
     rows = costs_of_clusters(table) if cluster_costs is None else cluster_costs
     text = "means over the traces; parts of the workers' time; theory: commits/s in the long run"
-    return {CLUSTERS: rows}, [f"{text}\n{text_of(rows)}\n"]
+    return {CLUSTERS: rows}, [text, titled(rows)]
 
 
 def costs_of_clusters(

@@ -24,23 +24,24 @@ from asyncsim.base.errors import (
     require_count,
     require_fraction,
     require_nonnegative,
+    require_positive,
     shown,
 )
 from asyncsim.base.files import field_values, plain
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.failures import Failure
-from asyncsim.clusters.laws import Law, parse
+from asyncsim.clusters.laws import Constant, Law, parse
 from asyncsim.clusters.network import SlowLinkWarning
 from asyncsim.clusters.policy import Policy, as_policy
-from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
-from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, sha256
+from asyncsim.clusters.topologies import Topology, as_topology
+from asyncsim.clusters.workers import HeterogeneityWarning
+from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, own_file, sha256
 
 if TYPE_CHECKING:
     from asyncsim.byzantine.aggregation import Rule
     from asyncsim.byzantine.attacks import Attack
     from asyncsim.clusters.network import PerWorker, SizeLike
-    from asyncsim.clusters.topologies import Topology
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
 
@@ -60,6 +61,8 @@ else:  # the command line's types
 
 
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
+#: The topology of a cluster with a server.
+SERVER = "server"
 #: Options that do not affect the results.
 ELSEWHERE = frozenset(
     ("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run")
@@ -173,7 +176,7 @@ class JobOptions:
         return {
             "study": study,
             **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: dict(self.study_file),
+            results.FILES: {**files_of(options), **self.study_file},
             **{name: plain(value) for name, value in options.items()},
             **{f"{name}_sha256": sha256(file.read_bytes()) for name, file in files.items()},
             "versions_of": package_versions(),
@@ -310,9 +313,6 @@ scale=2), mimic(workers, target), min_max(workers), of the first workers or a li
 Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 """
 
-    #: 0 for studies with another option for their length, which counts if ``steps`` is 0.
-    fewest_steps: ClassVar[int] = 1
-
     workers: int | tuple[int, ...] = 100
     """Workers of the cluster."""
     steps: int = 200
@@ -337,30 +337,22 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
     parameters.
     """
     sites: tuple[int, ...] = ()
-    """Workers of each site: 16 16. One site by default."""
+    """Workers of each site: 16 16; the server is at the first. One site by default."""
     far_latency: LawLike | None = None
     """Law of a message's time between sites (s). Also a matrix, from each site (row) to each:
     "[[0, 40 ms], [40 ms, 0]]".
     """
     far_bandwidth: BandwidthLike | None = None
     """Bytes per second each way between sites, or a matrix."""
-    server_site: int = 0
-    """Site of the server, from 0."""
     window: int = 1
     """Local steps per communication."""
-    dynamic_window: bool = False
-    """Local steps in proportion to a worker's speed."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
     """Order of a visit. exchange: the update is applied, then read; read_then_write: the read
     misses the update; write_then_read: two visits."""
-    exclusive: bool = True
-    """read_then_write in one visit, not in two."""
     discipline: Discipline = "fifo"
     """Order of service: fifo, lowest_rank (worker index), random, or lock_free (nobody waits)."""
     servers: int = 1
     """Servers that share the parameters equally."""
-    read_blocks: int = 1
-    """Blocks of a read, one after the other. Needs lock_free and write_then_read."""
 
     policy: PolicyLike = "asynchronous"
     """When versions are made and who waits."""
@@ -416,7 +408,7 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
                     )
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
-        require_count("steps", self.steps, minimum=self.fewest_steps)
+        require_count("steps", self.steps)
         # The proxy has it, too.
         require_fraction("momentum", self.momentum)
         if self.shared_bandwidth and self.bandwidth is None and self.far_bandwidth is None:
@@ -466,24 +458,12 @@ class StudyConfig(StudyOptions):
             cluster = self._cluster(message_bytes)
         for warning in caught:
             note(str(warning.message))
-        if not self.exclusive and cluster.protocol == "write_then_read":
-            note(
-                "--no-exclusive changes nothing: the visits of write_then_read are always separate"
-            )
         if cluster.workers == 1:
             self.say_ignored(("discipline",), "with one worker")
-        if self.dynamic_window and set(cluster.windows) == {self.window}:
-            note(
-                f"--dynamic-window changes nothing with a window of {self.window}: all workers "
-                "have it"
-            )
         return cluster
 
     def _cluster(self, message_bytes: float | None) -> Cluster:
         compute = self._law("compute")
-        window: int | tuple[int, ...] = self.window
-        if self.dynamic_window and isinstance(compute, list | tuple):  # else all are equally fast
-            window = proportional_windows(compute, self.window)
         policy = as_policy(self.policy)
         # An all-reduce has no server; a service that was asked for is refused by name.
         serverless = policy.collective is not None and not self.changed("service")
@@ -497,17 +477,14 @@ class StudyConfig(StudyOptions):
             if self.bandwidth is not None or self.far_bandwidth is not None
             else None,
             shared_bandwidth=self.shared_bandwidth,
-            window=window,
+            window=self.window,
             protocol=self.protocol,
-            exclusive=self.exclusive,
             discipline=self.discipline,
             servers=self.servers,
-            read_blocks=self.read_blocks,
             policy=policy,
             sites=self.sites or None,
             far_latency=self.far_latency,
             far_bandwidth=self.far_bandwidth,
-            server_site=self.server_site,
             failures=self.failures,
         )
 
@@ -520,3 +497,31 @@ class StudyConfig(StudyOptions):
             return parse(value) if isinstance(value, str) else value
         except InputError as error:
             raise InputError(f"{option} = {shown(value)}: {error}") from None
+
+
+@dataclass(frozen=True)
+class CellConfig(StudyConfig):
+    """Options of a cell of a comparison, also without a server or on heterogeneous data."""
+
+    topology: TopologyLike = SERVER
+    """Who sends to whom without a server: ring(), exponential(), one_peer_exponential(),
+    complete(), random_regular(degree), base2(), or FILE.py:FUNCTION."""
+    split: float | None = None
+    """How heterogeneous the workers' data are: the parameter of the Dirichlet distribution by which
+    each worker's classes are mixed; 0.1 is much, 100 hardly. none: as the problem says, by default
+    all data for all workers."""
+
+    def check(self) -> None:
+        """Check the options; see `StudyOptions.check`."""
+        super().check()
+        if self.split is not None:
+            require_positive("split", self.split)
+
+    def _cluster(self, message_bytes: float | None) -> Cluster:
+        cluster = super()._cluster(message_bytes)
+        # A user's file is imported later: the folder of a resumed study may name a stranger's.
+        is_file = isinstance(self.topology, str) and own_file(self.topology)[0]
+        if is_file or self.topology == SERVER:
+            return cluster
+        service = cluster.service if self.changed("service") else Constant(0.0)
+        return dataclasses.replace(cluster, service=service, topology=as_topology(self.topology))

@@ -7,7 +7,7 @@ counts with its start.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +20,12 @@ from asyncsim.problems import Problem
 from asyncsim.replays.check import check_method
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.study import results
-from asyncsim.study.columns import text_of
+from asyncsim.study.columns import titled
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.outcome import ends
-from asyncsim.study.ranking import Measure, at_the_edge, paired_interval, ranked
+from asyncsim.study.ranking import Measure, at_the_edge, grid, paired_interval, ranked, verdict
 from asyncsim.traces.trace import Trace
 
 #: Files of each variant in each case at its best rate, and at every rate.
@@ -65,6 +65,7 @@ class Question(NamedTuple):
     columns: Sequence[str]  #: that name a variant: labels, and arguments with several values
     reference: Mapping[str, Any]  #: values of some columns: the row that the others are relative to
     compared: Sequence[str]  #: columns that name a row of the verdict
+    what: str  #: the noun for such a row
     settings: Sequence[str]  #: columns within which the verdict compares, over all other columns
     ranks: str = "log"  #: what it compares: ``"log"``, the loss, or ``"ratio"``, to the reference
     evaluations: int = 1  #: of a run, after the one at its start
@@ -92,11 +93,11 @@ class Question(NamedTuple):
                     {BEST: tables.best, RATES: tables.rates},
                     f"{problem.name}, training loss at the best rate, "
                     f"{over_seeds(summary['seed'].nunique(), 'geometric means over')}",
-                    text_of(tables.best.drop(columns=["low", "high"])),
+                    titled(tables.best.drop(columns=["low", "high"])),
                     "ratio: of the loss to the reference's, each at its best rate, with its 95 % "
                     "interval; untuned: at the reference's best rate",
                     *self._edges(tables),
-                    verdict=self.verdict(tables.pairs),
+                    verdict=list(self.verdicts(tables.pairs)),
                 )
 
             executor = executor_of(config, [(problem, config.workers)])
@@ -129,30 +130,16 @@ class Question(NamedTuple):
             notices.append(at_the_edge(rows, sorted(set(tried)), names))
         return notices
 
-    def verdict(self, pairs: pd.DataFrame) -> str:
-        """Name the best and the worst row of each setting, and those that equal the best.
-
-        ``pairs``: as in `Tables`.
-        """
-        if pairs["seed"].nunique() == 1:
-            return "one seed: no order"
-        compared, settings, clauses = list(self.compared), list(self.settings), []
+    def verdicts(self, pairs: pd.DataFrame) -> Iterator[str]:
+        """Yield the verdict of each setting; ``pairs``: as in `Tabulated`."""
+        compared, settings = list(self.compared), list(self.settings)
         pairs = pairs[pairs["delay"] > 0] if self.ranks == "ratio" else pairs
         for _, part in pairs.groupby(settings, sort=False):
             rows = np.exp(part.groupby([*compared, "seed"], sort=False)[self.ranks].mean())
             rows = rows.rename("loss").reset_index().assign(status="finished")
-            order = part.groupby(compared, sort=False)[self.ranks].mean().sort_values(kind="stable")
-            table = ranked(order.reset_index(), rows, compared, _LOSS)
-            best, *others = names_of(table, compared)
-            clause = f"{names_of(part, settings).iloc[0]}: {best}"
-            if others:
-                times = number_text(np.exp(order.iloc[-1] - order.iloc[0]))
-                clause += f" is best, {others[-1]} worst ({times} times)"
-            pairs_of = zip(others, table["is_apart"].iloc[1:], strict=True)
-            if equal := [name for name, is_apart in pairs_of if not is_apart]:
-                clause += f"; not distinguishable from the best: {', '.join(equal)}"
-            clauses.append(clause)
-        return ". ".join(clauses)
+            table = ranked(grid(rows, compared, (), _LOSS), rows, compared, _LOSS)
+            words = verdict(table, names_of(table, compared).tolist(), _LOSS, self.what)
+            yield f"{names_of(part, settings).iloc[0]}: {words}"
 
 
 class Tabulated(NamedTuple):

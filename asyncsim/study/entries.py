@@ -217,9 +217,15 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
             "returns"
         )
     concentration = getattr(options, "split", None)
-    if is_users and "split" in varied and concentration is not None and problem.split is None:
+    if is_users and concentration is not None and problem.split is None:
         config = {**problem.config, "split": concentration}
         problem = dataclasses.replace(problem, split=concentration, config=config)
+    if (concentration is not None or "split" in varied) and problem.split != concentration:
+        raise InputError(
+            f"split = {concentration or 'none'}: problem = {str(problem_like)!r} says its own, or "
+            "cannot be split by class; choose digits, mnist or cifar10, without split in brackets, "
+            "or a problem of yours whose train has a label"
+        )
     if "batch_size" not in parameters and "batch_size" not in varied and changed("batch_size"):
         note(
             "--batch-size changes nothing for "

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncsim.base.console import VERDICT
+from asyncsim.base.console import VERDICT, WIDTH, table_text, terminal_width
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import (
     CHECKSUM,
@@ -19,6 +19,8 @@ from asyncsim.base.files import (
     set_aside,
     within,
     write_csv,
+    write_json,
+    write_text,
 )
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.jobs import read_summary
@@ -220,33 +222,29 @@ def _damage(error: Exception) -> str:
     )
 
 
-def outcomes(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> str:
-    """Return the problem and the table of outcomes; ``by``: columns that distinguish its lines."""
-    from asyncsim.study.outcome import averaged, outcome_table
-
-    config, _ = study_of(folder)
-    return f"{config['problem']}, {averaged(summary, by)}\n{outcome_table(summary, by)}"
-
-
-def report(folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> None:
-    """Print the table of `outcomes` and draw the study's figures."""
-    from asyncsim.study.outcome import leading
-
-    present(folder, {}, outcomes(folder, summary, by), verdict=leading(summary, by))
-
-
 def present(
     folder: Path,
     tables: "Mapping[str, pd.DataFrame]",
-    *texts: str,
-    verdict: str = "",
+    *parts: "str | pd.DataFrame",
+    verdict: str | Sequence[str] = "",
     example: "tuple[str, Trace] | None" = None,
 ) -> None:
-    """Write the tables of a study into its folder, draw its figures, and print its texts.
+    """Write the tables of a study into its folder, draw its figures, print its report.
 
-    Empty texts are skipped. ``verdict``: the answer to the study's question in one line, which
-    comes last, and first on the study's page. ``example``: the name of a trace, and the trace, for
-    the timeline on the page of a study that saves no runs.
+    Parameters
+    ----------
+    folder : Path
+        Of the study. The report is written as text, and as data for the study's page.
+    tables : Mapping[str, pd.DataFrame]
+        Tables by the names of their files.
+    *parts : str or pd.DataFrame
+        The report: texts, of which empty ones are skipped, and tables of texts, as
+        `asyncsim.study.columns.titled` returns.
+    verdict : str or Sequence[str], optional
+        The answer to the study's question, one for each setting, the heading of the page. Further
+        lines explain it.
+    example : tuple[str, Trace], optional
+        A trace and its name, for the timeline on the page of a study that saves no runs.
     """
     for name, table in tables.items():
         write_csv(folder / name, table)
@@ -256,8 +254,56 @@ def present(
             set_aside(folder, EXAMPLE)
         trace.save(folder / EXAMPLE / f"{folder_name(name)}.parquet")
     draw(folder)
-    answer = [f"{VERDICT}{'; '.join(verdict.splitlines())}"] if verdict else []
-    print("\n".join(filter(None, [*texts, *answer])))
+    unfinished = results.unfinished(folder)
+    notes = [f"note: {text}" for text in results.config_of(folder).get(results.NOTES, [])]
+    notes += [f"{unfinished}; tables and figures are of these"] if unfinished else []
+    report = [part for part in (*notes, *parts) if not isinstance(part, str) or part]
+    verdicts = list(filter(None, [verdict] if isinstance(verdict, str) else verdict))
+    answer = [
+        {"text": part}
+        if isinstance(part, str)
+        else {"columns": list(map(str, part)), "rows": part.to_numpy().tolist()}
+        for part in report
+    ]
+    write_json(folder / results.ANSWER, {"verdicts": verdicts, "parts": answer})
+    report += [f"{VERDICT}{text}" for text in verdicts]
+
+    write_text(folder / results.REPORT, f"{_printed(report, WIDTH)}\n")
+    print(_printed(report, terminal_width()))
+
+
+def _printed(report: "Sequence[str | pd.DataFrame]", width: int) -> str:
+    """Write the parts of a report; a line is left free above the text that introduces a table."""
+    texts = [part if isinstance(part, str) else table_text(part, width) for part in report]
+    for number in range(1, len(report) - 1):
+        if isinstance(report[number], str) and not isinstance(report[number + 1], str):
+            texts[number] = f"\n{texts[number]}"
+    return "\n".join(texts)
+
+
+def answer_of(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the verdicts of a study and the parts of its report, as `present` wrote them.
+
+    Both are empty without a report; a stranger may have written it.
+    """
+    table = results.json_table(folder / results.ANSWER)
+    verdicts: Any = table.get("verdicts")
+    parts: Any = table.get("parts")
+    if not (_are(str, verdicts) and _are(dict, parts)):
+        return [], []
+    return verdicts, [part for part in parts if _is_part(part)]
+
+
+def _is_part(part: Mapping[str, Any]) -> bool:
+    columns: Any = part.get("columns")
+    rows: Any = part.get("rows")
+    is_table = _are(str, columns) and _are(list, rows)
+    is_table = is_table and all(_are(str, row) and len(row) == len(columns) for row in rows)
+    return isinstance(part.get("text"), str) or is_table
+
+
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
 
 
 def draw(folder: Path) -> list[Path]:
@@ -268,7 +314,7 @@ def draw(folder: Path) -> list[Path]:
     config, study = study_of(folder)
     comparison = figures("comparison").draw(folder, study) if "compared" in config else []
     if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
-        return list(figures(study).draw(folder))
+        return [*comparison, *figures(study).draw(folder)]
     papers = [figures(paper).draw_study(study, folder) for paper in PAPERS]
     return [*comparison, *itertools.chain.from_iterable(papers)]
 

@@ -232,8 +232,6 @@ def run_jobs(
 
     def ends(folder: Path, ended: "pd.DataFrame") -> None:
         with hooks.on_a_page(folder):
-            if unfinished := results.unfinished(folder):
-                print(f"{unfinished}; tables and figures are of these")
             conclude(folder, ended)
         results.say_written(folder)
 

@@ -34,6 +34,24 @@ _FILES = re.compile(r"[^\s,=()\[\]'\"]+\.py(?=:)")
 _USER_FUNCTION = re.compile(r"\s*([^(\0]+?\.py):(.*)", re.DOTALL)
 
 
+#: Groups of studies: ``asyncsim study gem stability``.
+GROUPS = {
+    "gem": (
+        *("stability", "speedup", "misspecification", "generalization", "kappa", "tensors"),
+        *("energy", "momentum"),
+    )
+}
+
+
+def without_group(arguments: Sequence[str]) -> list[str]:
+    """Return a command line without the group before its study's name."""
+    group, *rest = arguments
+    if group not in GROUPS:
+        return list(arguments)
+    require_choice("study", rest[0] if rest else "", GROUPS[group])
+    return rest
+
+
 def studies() -> dict[str, Path]:
     """Return the file of every study, by name: the shipped ones, then the working folder's own.
 

@@ -28,7 +28,7 @@ from tyro.constructors import (
 
 from asyncsim.base.calls import split
 from asyncsim.base.errors import InputError, require_choice, require_path
-from asyncsim.study.config import StudyConfig
+from asyncsim.study.config import CellConfig
 from asyncsim.study.target import TargetOptions
 
 _Value = TypeVar("_Value")
@@ -117,8 +117,8 @@ def _with_marks(config: type, is_brief: bool) -> Any:
     """Return a Config with tyro's marks: options that may have several values; for the short help
     first sentences, without the rare options.
     """
-    shared = (*dataclasses.fields(StudyConfig), *dataclasses.fields(TargetOptions))
-    rare = {field.name for field in shared} - _COMMON
+    shared = (*dataclasses.fields(CellConfig), *dataclasses.fields(TargetOptions))
+    rare = {field.name for field in shared} - _COMMON | {"time_budget", "epochs", "gradients"}
     several, texts = getattr(config, "several", ()), texts_of(config) if is_brief else {}
     types = typing.get_type_hints(config, include_extras=True)
     marked = []
@@ -128,14 +128,21 @@ def _with_marks(config: type, is_brief: bool) -> Any:
         origins = [typing.get_origin(part) for part in typing.get_args(kind)]
         if field.name in several and tuple not in origins:
             kind, metavar = kind | tuple[kind, ...], "VALUE ..."
-        text = texts.get(field.name, "").partition(". ")[0] if is_brief else None
-        marks = tyro.conf.arg(help=text, metavar=metavar)
+        marks = tyro.conf.arg(metavar=metavar)
+        if is_brief:  # a line for each
+            text = re.split(r"[.,;:] |[.]$", texts.get(field.name, ""))[0]
+            marks = tyro.conf.arg(help=text, metavar="...", help_behavior_hint=_default_text)
         if is_brief and field.name in rare:
             kind = Annotated[kind, tyro.conf.Suppress]
         # A copy: dataclasses write the type into the field.
         marked.append((field.name, Annotated[kind, marks], copy.copy(field)))
     frozen = config.__dataclass_params__.frozen  # type: ignore[attr-defined]  # of every dataclass
     return dataclasses.make_dataclass("Options", marked, bases=(config,), frozen=frozen)
+
+
+def _default_text(default: str) -> str:
+    """Write the default of an option; nothing for one without."""
+    return "" if default == "none" else f"(default: {default})"
 
 
 def texts_of(config: type) -> dict[str, str]:

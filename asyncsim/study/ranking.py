@@ -23,7 +23,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from asyncsim.base.console import number_text
-from asyncsim.study.columns import NOT_REACHED, Column, as_column, is_until_target, text_of
+from asyncsim.study.columns import NOT_REACHED, Column, as_column, is_until_target, titled
 
 #: Probability that all comparisons of a table hold together.
 CONFIDENCE = 0.95
@@ -279,10 +279,10 @@ def spread(table: pd.DataFrame, name: str) -> list[str]:
     ]
 
 
-def ranked_text(
+def ranked_parts(
     table: pd.DataFrame, by: Sequence[str], measure: Measure, further: Iterable[str | Column]
-) -> str:
-    """Return a `ranked` table as text; several rows have places, and a legend of the marks below.
+) -> list[str | pd.DataFrame]:
+    """Return a `ranked` table as texts; several rows have places, and a legend of the marks.
 
     ``by``: the columns that name a row; ``further``: other columns, if the table has them.
     """
@@ -290,17 +290,17 @@ def ranked_text(
     first = Column(measure.name, measure.heading)
     ends = ["reached", "diverged", *(name for name in further if name != measure.name)]
     if len(table) == 1:
-        return text_of(columns, [*by, first, *ends])
+        return [titled(columns, [*by, first, *ends])]
     marks = {True: "", False: "~", None: "?"}
     columns[""] = [
         f"{marks[row.is_apart] if row.Index else ''}{row.Index + 1}" for row in table.itertuples()
     ]
     columns["vs best"] = list(map(_interval, table["low"], table["high"], table["ratio"]))
     relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
-    return (
-        f"{text_of(columns, ['', *by, first, 'vs best', *ends])}\nvs best: {relative} in the first "
-        "line; ~: not distinguishable from it; ?: not compared"
-    )
+    return [
+        titled(columns, ["", *by, first, "vs best", *ends]),
+        f"vs best: {relative} in the first line; ~: not distinguishable from it; ?: not compared",
+    ]
 
 
 def _interval(low: float, high: float, ratio: bool) -> str:

@@ -42,15 +42,15 @@ RANKING = "comparison.csv"
 CONFIG, INCOMPLETE, COMMAND = files.CONFIG, "incomplete", "command"
 #: Beside the names of the missing runs: the number of all runs.
 ALL_RUNS = "all_runs"
-#: In it, too: the paths of the user's own files, and their hashes.
-FILES = "files"
+#: In it, too: the paths of the user's own files, and their hashes; notes above the report.
+FILES, NOTES = "files", "notes"
 #: When, where and how long a study ran: the only file that differs between runs of the same
 #: configuration.
 ORIGIN = "made.json"
 #: The page of a finished study.
 PAGE = "report.html"
-#: The printed text of a finished study.
-REPORT = "report.txt"
+#: The printed text of a finished study, and its verdicts, texts and tables.
+REPORT, ANSWER = "report.txt", "report.json"
 #: In the folder of the index, the paths of results and of folders of results, a line each.
 FOLDER_LIST = "folders"
 #: The remedy for a folder that cannot be resumed.
@@ -179,7 +179,7 @@ def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in config.items()
-        if name not in (INCOMPLETE, ALL_RUNS, COMMAND, files.CHECKSUM)
+        if name not in (INCOMPLETE, ALL_RUNS, COMMAND, NOTES, files.CHECKSUM)
     }
 
 

@@ -1,18 +1,7 @@
 """Studies of a grid: cells that differ in workers, rates or whatever else, run into one folder.
 
-A study defines the values of its cells and its options with several values; this module does the
-rest::
-
-    class Config(SweepConfig):
-        varied: ClassVar = ("workers", "learning_rate")
-        learning_rate: tuple[float, ...] = (0.05, 0.1)
-
-    def run(config):
-        config.check()
-        with config.computing_device():
-            cells = sweep(config, [{"workers": n, "learning_rate": r} for r in config.learning_rate
-            for n in ...]) conclude = functools.partial(report, by=("learning_rate", "method",
-            "workers")) return run_cells("stability", config, cells, conclude)
+Each option of a `ComparisonConfig` may have several values, each combination of which is a cell.
+`sweep` builds the cells and `run_cells` runs them; see `asyncsim.study.comparison`.
 
 Scales. A study may have a table ``SCALES`` of configs by name, from which ``--scale`` takes the
 defaults of all other options; see `asyncsim.study.configure`.
@@ -28,8 +17,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsim.base.console import each_note_once, note
-from asyncsim.base.errors import InputError, require_count, require_positive
-from asyncsim.study.config import JobOptions, StudyConfig, StudyOptions
+from asyncsim.base.errors import InputError, require_positive
+from asyncsim.study import results
+from asyncsim.study.config import CellConfig, JobOptions, StudyConfig, StudyOptions
 from asyncsim.study.jobs import Job, Result, executor_of, run_jobs
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS
 from asyncsim.study.target import TargetOptions
@@ -45,66 +35,25 @@ _SINGLE = {
     *("methods", "seeds", "sites", "failures", "x64", "animate"),
 }
 _LENGTHS = ("time_budget", "epochs", "gradients")
+#: Relative deviation from the epochs that is reported.
+_OFF = 0.05
 #: Characters of a value in the name of a cell's folders.
 _LONGEST = 60
 
 
 @dataclass(frozen=True)
-class SweepConfig(StudyOptions):
-    """Options of a study of several clusters."""
-
-    #: Options with several values, one for each cell, that have one value in a `StudyConfig`. None:
-    #: the study chooses the values.
-    varied: ClassVar[tuple[str, ...]] = ("workers",)
-
-    workers: tuple[int, ...] = (5, 10, 20, 30)
-    """Workers of the clusters."""
-    scale: Literal["small", "paper"] = "small"
-    """Defaults of all other options: minutes on the bundled digits, or the paper's scale."""
-
-    def check(self) -> None:
-        """Check the options, and each value of the varied ones; see `StudyOptions.check`."""
-        super().check()
-        for name in self.varied:
-            if (values := getattr(self, name)) is not None:
-                check_values(name, values)
-        # After the lists: the options of a cell have the first value of each.
-        for name in self.varied:
-            for value in getattr(self, name) or ():
-                if name == "workers":
-                    require_count("workers", value)
-                self.at(**{name: value}).check()
-
-    def at(self, **values: Any) -> StudyConfig:
-        """Return the options of one cluster: the given values, and the first value of other varied
-        options.
-
-        ``steps`` of 0 become 1, until the study knows their number. Options that the study chooses
-        have the default of a `StudyConfig`.
-        """
-        options = {}
-        for field in dataclasses.fields(StudyConfig):
-            value = getattr(self, field.name)
-            if field.name in self.varied:
-                value = field.default if value is None else value[0]
-            options[field.name] = value
-        options["steps"] = self.steps or 1
-        return StudyConfig(**{**options, **values})
-
-
-@dataclass(frozen=True)
-class ComparisonConfig(TargetOptions, StudyConfig):
+class ComparisonConfig(TargetOptions, CellConfig):
     """Options of a comparison: each option of the cluster, the data and the training may have
     several values, each combination of which is a cell.
     """
 
     #: The options that may have several values.
     several: ClassVar[frozenset[str]] = frozenset(
-        field.name for field in dataclasses.fields(StudyConfig) if field.name not in _SINGLE
+        field.name for field in dataclasses.fields(CellConfig) if field.name not in _SINGLE
     )
 
     scale: Literal["small", "paper"] = "small"
-    """Defaults of all other options: minutes on the bundled digits, or the paper's scale."""
+    """Defaults of all other options. small: minutes on the bundled digits; paper: the paper's."""
     time_budget: float | None = None
     """Simulated time of each run (s), instead of --steps."""
     epochs: float | None = None
@@ -118,6 +67,11 @@ class ComparisonConfig(TargetOptions, StudyConfig):
         values = {name: getattr(self, name) for name in vars(self) if name in self.several}
         return {name: value for name, value in values.items() if isinstance(value, tuple)}
 
+    @property
+    def lengths(self) -> list[str]:
+        """The options in place of ``steps``."""
+        return [name for name in _LENGTHS if getattr(self, name) is not None]
+
     def points(self) -> list[dict[str, Any]]:
         """Return the values of each cell."""
         varied = self.varied | ({"learning_rate": self.tune} if self.tune else {})
@@ -129,21 +83,20 @@ class ComparisonConfig(TargetOptions, StudyConfig):
         """Return the options of a cell; of other options with several values the first."""
         first = {name: several[0] for name, several in self.varied.items()}
         options: dict[str, Any] = {**vars(self), **first, **values}
-        names = [field.name for field in dataclasses.fields(StudyConfig)]
-        return StudyConfig(**{name: options[name] for name in names})
+        names = [field.name for field in dataclasses.fields(CellConfig)]
+        return CellConfig(**{name: options[name] for name in names})
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         for name, values in self.varied.items():
             check_values(name, values)
         self.check_target()
-        lengths = [name for name in _LENGTHS if getattr(self, name) is not None]
-        for name in lengths:
+        for name in self.lengths:
             require_positive(name, getattr(self, name))
-        if len(lengths) > 1:
+        if len(self.lengths) > 1:
+            first, second = self.lengths[:2]
             raise InputError(
-                f"{lengths[0]} = {getattr(self, lengths[0])}: is a length, and so is "
-                f"{lengths[1]}; give one"
+                f"{first} = {getattr(self, first)}: is a length, and so is {second}; give one"
             )
         for point in self.points():
             self.at(**point).check()
@@ -151,7 +104,11 @@ class ComparisonConfig(TargetOptions, StudyConfig):
     def with_length(self, cell: "Cell") -> "Cell":
         """Return a cell with the length of its runs."""
         if self.epochs is not None:
-            steps = steps_of_epochs(cell, self.epochs)
+            visit = (cell.problem.batch_size or 1) * sum(cell.cluster.windows)
+            steps = max(1, round(self.epochs * cell.problem.examples / visit))
+            trained = steps * visit / cell.problem.examples
+            if abs(trained / self.epochs - 1) > _OFF:
+                note(f"{cell.name}: whole visits of all workers are {trained:.3g} epochs")
             interval = cell.config.evaluate_every or max(1, int(steps // self.epochs))
             return cell.with_options(steps=steps, evaluate_every=interval)
         if self.gradients is not None:
@@ -188,17 +145,18 @@ def check_values(name: str, values: Any, remedy: str = "give one or more") -> No
 
 @each_note_once()
 def sweep(
-    config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]], traces_alone: bool = False
+    config: StudyConfig, grid: Iterable[Mapping[str, Any]], traces_alone: bool = False
 ) -> "list[Cell]":
     """Return a cell for each entry of a grid: the config with the entry's values.
 
-    Each entry for a `SweepConfig` has ``workers``. ``traces_alone``: without methods the cells have
-    traces only; otherwise an empty list of methods raises InputError.
+    ``traces_alone``: without methods the cells have traces only; otherwise an empty list of methods
+    raises InputError.
 
     Cells with equal options of their methods, or of their problem, share these objects, which are
     then compiled once. Notes name options without effect.
     """
     from asyncsim.byzantine.attacks import Attack
+    from asyncsim.clusters.topologies import Topology
     from asyncsim.study.cell import Cell
     from asyncsim.study.entries import from_file
 
@@ -209,6 +167,9 @@ def sweep(
         options = config.at(**values)
         options.check()
         options = options.at(attack=from_file("attack", options.attack, Attack))
+        if isinstance(options, CellConfig):
+            topology = from_file("topology", options.topology, Topology, options.workers)
+            options = options.at(topology=topology)
         of_methods, of_problem = (
             _chosen(options, ("methods", *OF_METHODS)),
             _chosen(options, ("problem", *OF_PROBLEMS)),
@@ -235,14 +196,6 @@ def sweep(
     if config.diagnose_energy and not config.diagnose_every:
         note("--diagnose-energy changes nothing with --diagnose-every 0")
     return cells
-
-
-def steps_of_epochs(cell: "Cell", epochs: float) -> int:
-    """Return the commits per worker for a number of passes of all workers together through the
-    training data.
-    """
-    examples = (cell.problem.batch_size or 1) * sum(cell.cluster.windows)
-    return max(1, round(epochs * cell.problem.examples / examples))
 
 
 def run_cells(
@@ -273,20 +226,15 @@ def run_cells(
         record |= {"target": cells[0].goal.value, "target_of": cells[0].goal.of}
     if any(cell.values for cell in cells):
         record["cells"] = [dict(cell.values) for cell in cells]
+    record[results.NOTES] = weak_attacks(cells)
     traces: dict[Any, str] = {}
     jobs = [*jobs_of(cells, traces), *measure]
     executor = executor_of(config, [(cell.problem, cell.cluster.workers) for cell in cells])
-    weaknesses = [f"note: {text}" for text in weak_attacks(cells)]
-
-    def conclude_with_notes(folder: Path, summary: "pd.DataFrame") -> None:
-        if weaknesses:
-            print("\n".join(weaknesses))
-        conclude(folder, summary)
 
     further = (
         None if follow is None else lambda folder, ended: jobs_of(follow(folder, ended), traces)
     )
-    return run_jobs(study, config, record, jobs, executor, conclude_with_notes, further)
+    return run_jobs(study, config, record, jobs, executor, conclude, further)
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:

@@ -47,7 +47,12 @@ STUDIES = {
     "kappa": Study("kappa", _minutes(1, 15)),
     "tensors": Study("tensors", _minutes(1, 60)),
     "energy": Study("energy", _minutes(1, 60)),
-    "queue": Study("queue", _minutes(1, 10)),
+    "policies": Study(
+        "policies",
+        "on two cores about 1 min",
+        '--policy asynchronous --discipline fifo lowest_rank --compute "gamma(1, 0.2)" '
+        "--service 0.1 --methods gem downpour",
+    ),
 }
 
 _of = functools.partial
@@ -102,8 +107,7 @@ FIGURES = {
     "energy": Drawing(
         "energy", "central over proxy energy against n; where the clip binds", energy.by_workers
     ),
-    "energy_time": Drawing("energy", "energies over time, and by tensor", energy.over_time),
-    "queue": Drawing("queue", "first come or lowest rank first: shares, staleness", queue.ranks),
+    "queue": Drawing("policies", "first come or lowest rank first: shares, staleness", queue.ranks),
 }
 
 

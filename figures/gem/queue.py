@@ -27,8 +27,10 @@ _LOOKS = {
 _FAR = 10
 
 
-def ranks(results: Finished) -> Figure:
-    """Draw shares and staleness by rank, for the most workers."""
+def ranks(results: Finished) -> Figure | None:
+    """Draw shares and staleness by rank, for the most workers, of a study of disciplines."""
+    if not (results.folder / "ranks.csv").exists():
+        return None
     results = one_cluster(at_rate(results))
     n = int(results.summary["workers"].iloc[0])
     columns = ["discipline", "workers", "seed", "worker", "share", "staleness_mean"]
