@@ -3,25 +3,26 @@
 MkDocs calls the functions whose names begin with ``on_``; ``.mkdocs.yml`` names this file.
 """
 
-import dataclasses
+import ast
+import contextlib
 import hashlib
 import html
-import inspect
+import io
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from asyncsim.study.options import texts_of
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Results of the commands whose figures the pages show.
 GALLERY = ROOT / "results" / "gallery"
+NOTEBOOK = ROOT / "studies" / "energy_curves.ipynb"
 #: The pages of the API and their modules.
 API = {
     "clusters": "clusters.cluster clusters.workers clusters.laws clusters.network clusters.policy "
@@ -45,6 +46,15 @@ API = {
     "real": "real",
     "errors": "base.errors",
 }
+#: Further pages of the API: methods by family. The other methods are ``asynchronous``.
+FAMILIES = {
+    "local_sgd": "aeasgd async_local_sgd averaging decoupled_diloco delayed_nesterov diloco eamsgd "
+    "easgd entropy_sgd fedasync fedbuff lgd lsgd parle streaming_diloco",
+    "unequal_workers": "batch_sgd ia2sgd malenia mindflayer rennala rescaled_asgd ringleader "
+    "ringmaster ringmaster_lmo softsync",
+    "gossip": "adpsgd clipped_gossip dpsgd osgp robust_gossip sgp",
+    "robust": "basgd kardam robust zeno_pp",
+}
 _FENCE = re.compile(r"^```(\w+) ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -55,7 +65,8 @@ def on_files(files: Any, config: Any) -> Any:
     """Add generated pages, figures of commands, and linked files outside of this folder."""
     from mkdocs.structure.files import File
 
-    for path, text in generated().items():
+    rendered = {"notebook.md": (notebook() / "page.md").read_text()}
+    for path, text in (generated() | rendered).items():
         files.append(File.generated(config, path, content=text))
     pages = {page.name: page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))}
     outside = {path for text in pages.values() for path in _OUTSIDE.findall(text)}
@@ -67,7 +78,7 @@ def on_files(files: Any, config: Any) -> Any:
         for command, _ in drawings(text)
         for image in run(command).glob("*.png")
     }
-    for path in [*sorted(images), film(pages["tutorial.md"])]:
+    for path in [*sorted(images), film(pages["tutorial.md"]), *sorted(notebook().glob("*.png"))]:
         files.append(
             File.generated(config, str(path.relative_to(GALLERY.parent)), abs_src_path=str(path))
         )
@@ -149,10 +160,68 @@ def _execute(*arguments: str) -> None:
         raise RuntimeError(f"{shlex.join(command)}\n{done.stderr}")
 
 
+def notebook() -> Path:
+    """Return the folder with the notebook's page and figures; run the notebook if it is missing."""
+    import matplotlib.pyplot as plt
+
+    source = NOTEBOOK.read_bytes()
+    folder = GALLERY / f"notebook-{hashlib.sha256(source).hexdigest()[:8]}"
+    if (folder / "page.md").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    plt.switch_backend("agg")
+    names: dict[str, Any] = {}
+    parts = []
+    with mock.patch.object(plt, "show"):
+        for cell in json.loads(source)["cells"]:
+            text = "".join(cell["source"])
+            if cell["cell_type"] == "markdown":
+                parts.append(text)
+                continue
+            parts += [f"```python\n{text}\n```", *_outputs(text, names)]
+            for figure in map(plt.figure, plt.get_fignums()):
+                path = folder / f"{len(parts)}.png"
+                figure.savefig(path, dpi=150)
+                parts.append(f"![Figure of the cell above]({path.relative_to(GALLERY.parent)})")
+            plt.close("all")
+    (folder / "page.md").write_text("\n\n".join(parts) + "\n")
+    return folder
+
+
+def _outputs(cell: str, names: dict[str, Any]) -> list[str]:
+    """Run a cell of the notebook; return the printed text, and the value of its last line."""
+    tree = ast.parse(cell)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, str(NOTEBOOK), "exec"), names)
+        value = (
+            eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
+            if last
+            else None
+        )
+    outputs = [f"```text\n{printed.getvalue()}```"] if printed.getvalue() else []
+    if hasattr(value, "_repr_html_"):
+        table = "".join(line.strip() for line in value._repr_html_().splitlines())
+        outputs.append(f"<div>{table}</div>")
+    elif value is not None:
+        outputs.append(f"```text\n{value!r}\n```")
+    return outputs
+
+
 def generated() -> dict[str, str]:
-    """Return the pages that follow from the code: the API, all studies and all methods."""
-    pages = {f"api/{name}.md": _api(name, modules) for name, modules in API.items()}
-    return pages | {"options.md": options(), "catalogue.md": catalogue(), "claims.md": claims()}
+    """Return the pages that follow from the code: the API, the catalogue and the claims."""
+    from asyncsim.methods import METHODS
+
+    pages = {name: [f"asyncsim.{module}" for module in text.split()] for name, text in API.items()}
+    families = {family: names.split() for family, names in FAMILIES.items()}
+    others = set(METHODS).difference(*families.values())
+    for family, names in (families | {"asynchronous": sorted(others)}).items():
+        # The table of methods, which static analysis does not follow.
+        factories = [METHODS[name] for name in names]
+        pages[f"methods_{family}"] = [f"{one.__module__}.{one.__name__}" for one in factories]
+    api = {f"api/{name}.md": _api(name, paths) for name, paths in pages.items()}
+    return api | {"catalogue.md": catalogue(), "claims.md": claims()}
 
 
 def claims() -> str:
@@ -162,40 +231,44 @@ def claims() -> str:
     from asyncsim import study
 
     table = pd.read_csv(ROOT / "docs" / "claims.csv", keep_default_na=False)
+    verdicts = table["verdict"].str.partition(":")[0]
+    counts = verdicts.value_counts()
+    rest = ", ".join(f"{count} {verdict}" for verdict, count in counts.drop("holds").items())
+    lists = pd.crosstab(table["list"], verdicts)[counts.index]
+    rows = [["list", *lists], ["---"] * (1 + len(counts)), *lists.reset_index().values.tolist()]
     lines = [
         "# Published claims",
         "",
-        "`asyncsim study claims` tests the claims of the papers and computes these verdicts; lists "
-        "may be chosen: `asyncsim study claims gem agn`. This is its table at small scale, on "
-        "bundled problems; `--scale paper` runs the published set-ups. The command below each "
-        "set-up repeats the test. A difference counts if its 95 % confidence interval over the "
-        "seeds excludes equality; *undecided* differences state about how many seeds would decide. "
-        "Each list was tested in an empty folder; the table joins the `claims.csv` of these "
-        "folders.",
+        f"**{counts['holds']} of {len(table)} claims hold**; {rest}.",
+        "",
+        *(f"| {' | '.join(map(str, row))} |" for row in rows),
+        "",
+        "`asyncsim study claims gem agn` tests lists of claims again; the command below each "
+        "set-up repeats a single test. These are verdicts at small scale, on bundled problems; "
+        "`--scale paper` runs the published set-ups. A difference counts if its 95 % confidence "
+        "interval over the seeds excludes equality; *undecided* differences state about how many "
+        "seeds would decide.",
         "",
         study.load("claims").page(table),
     ]
     return "\n".join(lines)
 
 
-def _api(name: str, modules: str) -> str:
-    from asyncsim.methods import METHODS
-
-    names = [f"asyncsim.{module}" for module in modules.split()]
-    if name == "methods":  # a table, which static analysis does not follow
-        names += [f"{factory.__module__}.{factory.__name__}" for factory in METHODS.values()]
-    return "\n\n".join([f"# {name.capitalize()}", *(f"::: {path}" for path in names)]) + "\n"
+def _api(name: str, paths: list[str]) -> str:
+    title = name.replace("_", ": ", 1).replace("_", " ").capitalize()
+    return "\n\n".join([f"# {title}", *(f"::: {path}" for path in paths)]) + "\n"
 
 
 def catalogue() -> str:
-    """Return the page of all methods, problems, rules and attacks, from their docstrings."""
+    """Return the page of all methods, problems, rules, attacks and studies, from docstrings."""
+    from asyncsim import study
     from asyncsim.byzantine.aggregation import RULES
     from asyncsim.byzantine.attacks import ATTACKS
     from asyncsim.methods import METHODS
     from asyncsim.problems import PROBLEMS
 
     lines = [
-        "# Methods and problems",
+        "# Methods, problems, studies",
         "",
         'An entry of `--methods` is a call: `"gem(kappa=2)"`, or `"gem(kappa=[1, 2])"` for one '
         "method per value.",
@@ -219,6 +292,10 @@ def catalogue() -> str:
             "|---|---|---|",
         ]
         lines += [_entry(factory) for factory in table.values()]
+    lines += ["", "## Studies", "", "| study | question |", "|---|---|"]
+    for path in sorted(study.shipped("studies").glob("[!_]*.py")):
+        question = (study.load(path.stem).__doc__ or "").splitlines()[0]
+        lines.append(f"| `{path.stem}` | {question} |")
     return "\n".join(lines) + "\n"
 
 
@@ -236,80 +313,3 @@ def _entry(factory: Any) -> str:
         f"| `{form_of(factory)}` | {summary[:1].upper()}{summary[1:]} | "
         f"{', '.join(dict.fromkeys(papers))} |"
     )
-
-
-def options() -> str:
-    """Return the page of all studies: the question of each, and its options with their defaults."""
-    from asyncsim import study
-    from asyncsim.study.config import StudyConfig
-
-    modules = {
-        path.stem: study.load(path.stem)
-        for path in sorted(study.shipped("studies").glob("[!_]*.py"))
-    }
-    lines = [
-        "# All studies",
-        "",
-        "| study | question |",
-        "|---|---|",
-        *(
-            f"| [`{name}`](#{name}) | {_paragraphs(module.__doc__ or '')[0]} |"
-            for name, module in modules.items()
-        ),
-        "",
-        "`asyncsim study NAME --help` prints the options below. An option's name on the command "
-        "line has hyphens:",
-        "`--learning-rate 0.1`; `--no-NAME` turns a switch off.",
-        "",
-        "## Common options",
-        "",
-        "The sections below list further options of each study, and options with another default. "
-        "`fairness` and",
-        "`validate`, which record real processes, and `scaling` and `throughput` have fewer of "
-        "these.",
-        *_table(_fields(StudyConfig)),
-        "",
-        *_paragraphs(StudyConfig.help_notes),
-    ]
-    common = _fields(StudyConfig)
-    for name, module in modules.items():
-        fields = {
-            field: text
-            for field, text in _fields(module.Config).items()
-            if common.get(field) != text
-        }
-        lines += ["", f"## {name}", "", *_paragraphs(module.__doc__ or ""), *_table(fields)]
-        if scales := getattr(module, "SCALES", None):
-            lines += [
-                "",
-                f"`--scale` chooses other defaults: {', '.join(f'`{scale}`' for scale in scales)}.",
-            ]
-    return "\n".join(lines) + "\n"
-
-
-def _fields(config: type) -> dict[str, tuple[str, str]]:
-    """Return default and help (the text below the field) of each visible option of a Config."""
-    texts = texts_of(config)
-    fields = dataclasses.fields(config)
-    return {
-        field.name: (_default(field), texts[field.name]) for field in fields if texts[field.name]
-    }
-
-
-def _default(field: Any) -> str:
-    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-    if isinstance(value, tuple):
-        return " ".join(f'"{item}"' if "(" in str(item) else str(item) for item in value)
-    return "" if value is None else str(value)
-
-
-def _table(fields: dict[str, tuple[str, str]]) -> Iterator[str]:
-    if fields:
-        yield from ("", "| option | default | meaning |", "|---|---|---|")
-    for name, (default, text) in fields.items():
-        escaped = re.sub(r"([*_<|$])", r"\\\1", text)
-        yield f"| `{name}` | {f'`{default}`' if default else ''} | {escaped} |"
-
-
-def _paragraphs(text: str) -> list[str]:
-    return inspect.cleandoc(text).replace("::\n", ":\n").splitlines()

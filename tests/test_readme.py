@@ -2,7 +2,6 @@
 has a row.
 """
 
-import dataclasses
 import doctest
 import importlib
 import inspect
@@ -134,7 +133,7 @@ def test_links_and_names_exist(page):
     text = path.read_text()
     assert not re.search(r"\)\{[^}]*\n", text)  # attributes of a link end in its line
     targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text)
-    generated = {f"{name}.md" for name in ("catalogue", "claims", "options")}
+    generated = {f"{name}.md" for name in ("catalogue", "claims", "notebook")}
     assert [
         target
         for target in targets
@@ -154,20 +153,19 @@ def test_links_and_names_exist(page):
     )
 
 
-def test_the_site_has_every_page_option_and_name():
-    """Pages are in the navigation; studies, options, methods and public names are on generated
-    pages.
-    """
+def test_the_site_has_every_page_and_name():
+    """Pages are in the navigation; studies, methods and public names are on generated pages."""
     site = study.load_file("docs_site", ROOT / "docs" / "site.py")
     navigation = (ROOT / ".mkdocs.yml").read_text()
     pages = site.generated()
     wanted = [f"{stem}.md" for stem in PAGES if stem != "README"] + list(pages)
     assert [page for page in wanted if f": {page}\n" not in navigation] == []
-    options = pages["options.md"]
-    rows = set(re.findall(r"^\| `(\w+)` \|", options, re.MULTILINE))
     for path in study.shipped("studies").glob("[!_]*.py"):
-        assert f"\n## {path.stem}\n" in options
-        assert {field.name for field in dataclasses.fields(study.load(path.stem).Config)} <= rows
+        assert f"\n| `{path.stem}` | " in pages["catalogue.md"]
+    families = [pages[f"api/methods_{family}.md"] for family in (*site.FAMILIES, "asynchronous")]
+    for name, factory in asyncsim.methods.METHODS.items():
+        heading = f"::: {factory.__module__}.{name}\n"
+        assert sum(heading in page for page in families) == 1, name
     tables = (
         asyncsim.methods.METHODS,
         asyncsim.problems.PROBLEMS,
