@@ -70,7 +70,7 @@ class Config(JobOptions):
     def check(self) -> None:
         """Check the options."""
         super().check()
-        for name in ("workers", "crashes", "seeds"):
+        for name in ("workers", "crashes"):
             require_count(name, getattr(self, name))
         check_values("intervals", self.intervals)
         for multiple in self.intervals:

@@ -43,8 +43,10 @@ from asyncsim.study.sweep import check_values
 UNFINISHED = "unfinished"
 #: The table of the verdicts, and the same for pages.
 TABLE, PAGE = "claims.csv", "claims.md"
+#: Lengths beside which the steps have no effect.
+_LENGTHS = ("time_budget", "epochs", "gradients")
 #: Options of a set-up that the table shows.
-_SETTING = ("problem", "workers", "seeds", "steps", "window", "latency", "byzantine")
+_SETTING = ("problem", "workers", "seeds", "steps", *_LENGTHS, "window", "latency", "byzantine")
 _WIDTH = 100
 
 
@@ -131,8 +133,7 @@ def _tested(folder: Path, command: str, device: str) -> Tables:
     unfinished = (place / results.CONFIG).exists()
     study, config = _configured(command, "--resume" if unfinished else "--out", str(place))
     if isinstance(config, JobOptions):
-        # The device is one of the choices of this study's own option.
-        typed, config = config.command, replace(config, device=device)  # type: ignore[arg-type]
+        typed, config = config.command, replace(config, device=device)  # type: ignore[arg-type]  # a choice
         object.__setattr__(config, "command", typed)
     with contextlib.redirect_stdout(io.StringIO()):
         study.run(config)
@@ -179,13 +180,15 @@ def _setting(evidence: Finished, claim: Claim, scale: str) -> str:
         value = evidence.config.get(name)
         if value in (None, 0, "constant(0)") or name == claim.assumption:
             continue
+        if name == "steps" and any(evidence.config.get(length) for length in _LENGTHS):
+            continue
         if name == "seeds" and claim.looked and scale == "small":
             first = f"a first look had {claim.looked}"
             last = f"{claim.looked} to {value - 1}" if claim.anew else value
             parts.append(f"seeds {last} ({first})")
             continue
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        parts.append(text if name == "problem" else f"{name} {text}")
+        parts.append(text if name == "problem" else f"{name.replace('_', ' ')} {text}")
     return ", ".join(parts)
 
 

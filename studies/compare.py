@@ -30,8 +30,7 @@ class Config(ComparisonConfig):
     """Workers of the cluster."""
     methods: tuple[MethodLike, ...] = ("sgd", "downpour", "adaptive_staleness", "gem")
     """Methods to compare, or your own as FILE.py:FUNCTION (see the README)."""
-    # None leaves the rate to each method.
-    learning_rate: float | None = None  # type: ignore[assignment]
+    learning_rate: float | None = None  # type: ignore[assignment]  # None: each method its own
     """Step size of a gradient, for all methods. none: each method's own default."""
     measure: str = "time_to_target"
     """Measure that sorts the table and chooses the best learning rate. time_to_target,

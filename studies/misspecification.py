@@ -7,6 +7,7 @@ runs on such a cluster only, for the same number of worker steps.
 At paper scale about 800,000 commits of MNIST's network: one to two hours on two cores.
 """
 
+from asyncsim.base.console import note
 from asyncsim.study.cell import Cell
 from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results, final_loss
@@ -37,10 +38,14 @@ def alone(config: ComparisonConfig, cells: list[Cell]) -> list[Cell]:
     def belongs(cell: Cell, workers: int | None) -> bool:
         return (workers == 1) == (cell.cluster.workers == 1)
 
-    return [
+    placed = [
         cell._replace(methods=[m for m in cell.methods if belongs(cell, m.timing.workers)])
         for cell in cells
     ]
+    asked, run = ({m.name for cell in of for m in cell.methods} for of in (cells, placed))
+    for name in sorted(asked - run):
+        note(f"{name} is left out: methods of one worker need --workers 1, others need more")
+    return placed
 
 
 def all_rates(table: Results) -> Further:

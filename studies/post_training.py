@@ -34,7 +34,7 @@ from asyncsim.replays.post_training import replay_members
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, titled
-from asyncsim.study.config import MOST_SEEDS, JobOptions
+from asyncsim.study.config import JobOptions
 from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -183,7 +183,6 @@ class Config(JobOptions):
                 value = getattr(self, name)
                 raise InputError(f"{name} = {value}: has no effect {reason}; leave it out")
         require_count("steps", self.steps)
-        require_count("seeds", self.seeds, maximum=MOST_SEEDS)
         require_count("split", self.split, 0, 1000)
         if self.target is not None:
             require_number("target", self.target)

@@ -142,7 +142,7 @@ class Config(TaskOptions):
     def check(self) -> None:
         """Check the options; see `JobOptions.check`."""
         super().check()
-        for name in ("workers", "steps", "seeds"):
+        for name in ("workers", "steps"):
             require_count(name, getattr(self, name))
         for name in ("questions", "discipline"):
             check_values(name, getattr(self, name))

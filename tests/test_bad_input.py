@@ -79,7 +79,7 @@ generalization --problem quadratic | problem = 'quadratic': has no test data to 
 forensics --protocol exchange exchange | protocol = exchange, exchange: one comes twice; give each once
 forensics --problem quadratic | problem = 'quadratic': has no published curves; give mnist
 energy --diagnose-every 0 | diagnose_every = 0
-energy --diagnose-energy False | diagnose_energy = False
+energy --no-diagnose-energy | diagnose_energy = False
 tensors --diagnose-every 0 | diagnose_every = 0
 tensors --effective-batch 9 | effective_batch = 9: cannot be shared evenly by 8 workers
 tensors --effective-batch 16 --batch-size 4 | not both

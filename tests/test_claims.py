@@ -50,6 +50,7 @@ def test_commands_of_claims_are_commands(text):
     name, *options = shlex.split(text)
     _, config = configure(name, options, check=True)
     assert getattr(config, "out", None) is None
+    assert not (getattr(config, "tune", None) and config.changed("learning_rate"))
 
 
 def test_verdicts_follow_from_findings():
@@ -250,15 +251,18 @@ def ended(loss: float, ratio: float, method: str = "gem", rate: float = 0.1) -> 
     return method, rate, "finished" if np.isfinite(loss) else "diverged", loss, ratio
 
 
+PROXY = ended(1.0, 1.0, "sgd")
+
+
 @pytest.mark.parametrize(
     ("runs", "sufficient", "converse"),
     [
         # Slow runs are stable; the beginning counts, and the proxy itself does not.
-        ([ended(2.2, 0.5), ended(0.1, 0.9), ended(2.4, 3.0), ended(1.0, 1.0, "sgd")], True, True),
-        ([ended(2.4, 0.5), ended(0.1, 0.9), ended(2.4, 3.0)], False, True),
-        ([ended(2.2, 0.5), ended(0.1, 2.0), ended(np.nan, 3.0)], True, False),
+        ([PROXY, ended(2.2, 0.5), ended(0.1, 0.9), ended(2.4, 3.0)], True, True),
+        ([PROXY, ended(2.4, 0.5), ended(0.1, 0.9), ended(2.4, 3.0)], False, True),
+        ([PROXY, ended(2.2, 0.5), ended(0.1, 2.0), ended(np.nan, 3.0)], True, False),
         # Without an unstable run the condition excludes nothing.
-        ([ended(2.2, 0.5), ended(0.1, 2.0)], None, None),
+        ([PROXY, ended(2.2, 0.5), ended(0.1, 2.0)], None, None),
         # Rates at which the proxy is unstable do not count.
         (
             [

@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 import shutil
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -577,6 +578,10 @@ def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
         with pytest.raises(ValueError, match="Parse"):
             drawn(Figure, name)
         assert drawn(look.LiteralFigure, name) != drawn(look.LiteralFigure, "gem2")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        drawn(look.LiteralFigure, "gem\x1b[31m")
+    assert [str(w.message) for w in caught if not str(w.message).isprintable()] == []
     for name in ("downpour", "$\\alpha$"):  # and all else is drawn as before
         assert drawn(look.LiteralFigure, name) == drawn(Figure, name)
 

@@ -245,18 +245,21 @@ def test_the_nearest_cluster_is_of_all_methods_each_at_its_best_rate():
         for n in (5, 20)
     ]
     table = SimpleNamespace(compared=["service"], rates=pd.DataFrame(rows))
-    tables, (_, answer) = study.load("forensics").clusters(table)
+    tables, (*_, answer) = study.load("forensics").clusters(table)
     # Mean squares of the best rates: (0.01 + 0.36) / 2 without service, (0.04 + 0.09) / 2 with.
     fit = tables["fit.csv"].set_index("service")["deviation"]
     assert fit.to_dict() == pytest.approx({"0.2": 0.065**0.5, "0": 0.185**0.5})
-    assert answer.startswith("verdict: nearest over all methods: service 0.2, deviation 0.255")
+    assert answer.startswith("nearest over all methods: service 0.2, deviation 0.255")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("--problem quadratic", "problem = 'quadratic': has no published curves; give mnist"),
-        ("--methods sgd", "methods = 'sgd': unknown; choose gem, downpour, adaptive_staleness"),
+        (
+            "--methods sgd",
+            "methods = 'sgd': unknown; choose from gem, downpour, adaptive_staleness",
+        ),
     ],
 )
 def test_forensics_needs_published_curves(told, monkeypatch, options, message):

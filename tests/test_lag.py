@@ -207,6 +207,21 @@ def test_planted_logs(tmp_path, log, message, name):
     assert message in text
 
 
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_a_log_is_judged_by_its_header_and_length_before_it_is_read(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+
+    def refused(log, message):
+        log.to_csv(path, index=False) if name == "log.csv" else log.to_parquet(path)
+        with pytest.raises(InputError, match=message):
+            check_lag(path)
+
+    monkeypatch.setattr(pd, "read_parquet", None)
+    refused(planted().drop(columns="version"), "misses version")
+    monkeypatch.setattr("os.sysconf", lambda name: 1)  # bytes of memory
+    refused(planted(), "a table of its length needs at least .* GiB of memory")
+
+
 @pytest.mark.parametrize("form", ["dates", "dates of a zone", "intervals"])
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
 def test_dates_and_intervals_count_from_the_first(tmp_path, form, name):

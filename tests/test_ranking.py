@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import studentized_range, t
 
 from asyncsim.base.console import table_text
+from asyncsim.claims.claim import above, log_ratio
 from asyncsim.study.ranking import (
     Measure,
     at_the_edge,
@@ -175,6 +176,8 @@ def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there(
     assert never == "no method reached the target with every seed; give more --steps"
     assert said(judged(summary({"a": [1.0, np.nan]}))).startswith("no best method: each diverged")
     assert said(judged(summary({"a": [1.0, 2.0]}))) == "a is the only method"
+    start = judged(summary({"a": [0.0, 0.0], "b": [0.0, 0.0], "c": [0.0, 9.0]}))
+    assert said(start).startswith("no best method: the start meets the target already")
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -192,6 +195,17 @@ def test_a_run_that_ended_before_it_held_the_target_is_not_beaten(seeds):
     # The bound of 40 s is below the best time, and says nothing.
     assert table["low"].iloc[1:].lt(1).all() == (seeds == 2)
     assert "over" not in table_text(ranked_parts(table, ["method"], TIME, [])[0])
+
+
+@pytest.mark.parametrize("values", [(1e-30, 3e-30), (1.0, 1.0 + 1e-9), (0.0, 1e-30)])
+def test_differences_of_round_off_have_no_leader(values):
+    first, second = values
+    found = summary({"a": [100 * first] * 3, "b": [100 * second] * 3, "c": [500.0, 510.0, 490.0]})
+    table = judged(found, LOSS)
+    assert table["is_apart"].tolist()[1:] == [False, True] and np.isinf(table["needs_seeds"][1])
+    assert said(table, LOSS) == "no best method: a and b are equal up to round-off"
+    ratio = log_ratio(pd.Series([second] * 3), pd.Series([first] * 3))
+    assert not above("", ratio).holds and not ratio.any()
 
 
 def test_the_most_is_best_by_differences():

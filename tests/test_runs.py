@@ -64,6 +64,10 @@ def test_a_folder_says_when_where_and_how_long(there):
 def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
     assert main(["tag", "results/compare", "base", "--note", "two of a kind"]) == 0
     assert main(["tag", "results/compare", "early", "--run", "gem-seed0", "--commit", "7"]) == 0
+    around = f"../{Path.cwd().name}/results/compare"
+    assert main(["tag", around, "again"]) == 0
+    assert len([entry for entry in known.entries() if entry.study == "compare"]) == 1
+    assert main(["tag", "--remove", "again"]) == 0
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
     capsys.readouterr()

@@ -79,6 +79,14 @@ def test_missing_file(tmp_path):
         Trace.load(tmp_path / "nowhere.parquet")
 
 
+def test_a_trace_too_large_for_the_memory_is_not_read(trace, tmp_path, monkeypatch):
+    path = trace.save(tmp_path / "trace.parquet")
+    monkeypatch.setattr("os.sysconf", lambda name: 1)  # bytes of memory
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
+    with pytest.raises(InputError, match=r"a trace of its length needs at least .* GiB of memory"):
+        Trace.load(path)
+
+
 @pytest.mark.parametrize("keep", [0, 0.999])
 def test_truncated_file(trace, tmp_path, keep):
     path = trace.save(tmp_path / "trace.parquet")

@@ -403,10 +403,19 @@ def test_no_link_in_a_folder_of_results_is_followed(
             ["study", *TOY, "--compute", f"gamma({','.join('1' * 9_000)})"],
             "9000 parameters given; write gamma(mean, cv)",
         ),
-        (["study", *TOY, "--compute", f"[1]*{'9' * 4_000}"], "only a list can be repeated"),
+        (["study", *TOY, "--compute", f"[1]*{'9' * 4_000}"], "more than 1000000 entries"),
         (["study", *TOY, "--methods", "x" * 9_000], "unknown; choose from adag"),
         (["study", "staleness", "--resume", "deep"], "nested too deeply"),
         (["figures", "deep"], "its config.json is there but damaged"),
+        *(
+            ([command, "x" * 5_000, *name], "xxx...': n")  # neither ..., or no ...
+            for command, name in (
+                ("figures", ()),
+                ("cite", ()),
+                ("export", ("--csv",)),
+                ("tag", ("a",)),
+            )
+        ),
     ],
 )
 def test_each_mistake_is_one_line(told, arguments, message):

@@ -151,6 +151,11 @@ def test_workers_are_numbered_from_zero():
     ):
         recorded(later)
     assert recorded(later, workers=3).workers == 3
+    far = LOG.assign(worker=LOG["worker"].replace(1, 999_999_999))
+    with pytest.raises(InputError, match=r"there is a worker 999999999; number the workers from 0"):
+        recorded(far)
+    with pytest.raises(InputError, match=r"workers = \d+: a cluster of so many needs at least"):
+        recorded(far, workers=10**11)
 
 
 def changed(row, **values):

@@ -32,6 +32,10 @@ class InputError(ValueError):
         super().__init__(printable(message))  # it may quote foreign text
 
 
+class TooLarge(InputError):
+    """A value for which the machine has too little memory."""
+
+
 def printable(text: str) -> str:
     """Replace characters that could control a terminal by question marks."""
     if text.isprintable():
@@ -241,14 +245,14 @@ def require_free(argument: str, value: Any) -> Path:
 
 
 def require_memory(argument: str, subject: str, size: float) -> None:
-    """Raise InputError if the machine has less memory than ``size`` bytes."""
+    """Raise TooLarge if the machine has less memory than ``size`` bytes."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on every system
         return
     if size > memory > 0:
         size = min(size, 1e300)  # an int may be too large for a float
-        raise InputError(
+        raise TooLarge(
             f"{argument}: {subject} needs at least {size / 2**30:.3g} GiB of memory and this "
             "machine has "
             f"{memory / 2**30:.3g}; simulate fewer"

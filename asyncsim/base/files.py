@@ -302,8 +302,10 @@ def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
             )
         if sealed(values) != text:
             raise ValueError("its checksum is of other values: it was damaged, or changed by hand")
-    except (AttributeError, RecursionError):
+    except AttributeError:
         raise ValueError("no table in JSON") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     del values[CHECKSUM]
     return values
 

@@ -12,11 +12,9 @@
 
 from pathlib import Path
 
-import pandas as pd
-
 from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_choice, require_path
-from asyncsim.traces.logs import Log
+from asyncsim.traces.logs import Log, header_of
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.visits import COMMIT_TIMES, trace_of_log
 
@@ -48,10 +46,8 @@ def read_visits(path: str | Path, unit: str | None = None) -> Trace:
     """
     stated_unit = None if unit is None else require_choice("unit", unit, UNITS)
     file = require_path("path", path)
-    if file.suffix == ".parquet" and file.is_file():
-        columns = pd.read_parquet(file).columns
-        if "worker" not in columns:
-            return Trace.load(file)
+    if file.suffix == ".parquet" and file.is_file() and "steps.worker" in header_of(file)[0]:
+        return Trace.load(file)
     log = Log.read(
         file, ("worker", *(name for name in COMMIT_TIMES if name != "send_time")), "commit"
     )

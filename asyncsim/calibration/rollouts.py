@@ -50,8 +50,7 @@ def calibrate_rollouts(path: str | Path, law: str = "best") -> Cluster:
         is_cut=samples["outcome"] == "cancelled" if "outcome" in samples else False
     )
     observed = _observed(samples, group)
-    seconds = (observed["end_time"] - observed["start_time"]).to_numpy()
-    cut = observed["is_cut"].to_numpy()
+    seconds, cut = observed["seconds"].to_numpy(), observed["is_cut"].to_numpy()
     return Cluster(
         workers=1,
         compute=fitted("updates", (updates["train"] - updates["take"]).to_numpy(), law).fit.law,
@@ -66,15 +65,23 @@ def calibrate_rollouts(path: str | Path, law: str = "best") -> Cluster:
 
 
 def _observed(samples: pd.DataFrame, group: int) -> pd.DataFrame:
-    """Return the samples whose lengths are known or censored, in the order of their ends."""
-    samples = samples.sort_values("end_time", kind="stable")
+    """Return the samples whose lengths are known or censored, in the order of their ends.
+
+    Samples without an end are cut by that of the log. The longest cuts of an unfinished group are
+    of samples that wait for a slot; the others, of samples that were generated again.
+    """
+    ends = samples["end_time"].fillna(samples[list(_NEEDED[1:])].max(axis=None))
+    samples = samples.assign(
+        is_cut=samples["is_cut"] | samples["end_time"].isna(),
+        seconds=ends - samples["start_time"],
+    )
     if "group" in samples:
-        # The last cuts of an unfinished group are of samples that wait for a slot.
         by_group = samples.groupby("group")["is_cut"]
         waiting = group - (by_group.transform("size") - by_group.transform("sum"))
-        later_cuts = samples["is_cut"][::-1].groupby(samples["group"][::-1]).cumsum()
-        samples = samples[~samples["is_cut"] | later_cuts.le(waiting).reindex(samples.index)]
-    return samples[samples["end_time"].notna()]
+        cuts = samples["seconds"].where(samples["is_cut"]).groupby(samples["group"])
+        longest = cuts.rank(method="first", ascending=False)
+        samples = samples[~samples["is_cut"] | (longest <= waiting)]
+    return samples.loc[ends[samples.index].sort_values(kind="stable").index]
 
 
 def _crashes(samples: pd.DataFrame) -> tuple[Failure, ...]:

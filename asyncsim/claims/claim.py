@@ -14,14 +14,12 @@ import pandas as pd
 
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
-from asyncsim.study.ranking import Measure, Noise, paired_interval, tuned
+from asyncsim.study.ranking import Measure, Noise, differences, paired_interval, tuned
 
 #: Why a published number that rests on unpublished speeds cannot be tested.
 SPEEDS_UNKNOWN = "the speeds of the nodes and of the network are not published"
 #: Larger numbers of seeds are not stated: such a test takes hours.
 _MOST_SEEDS = 100
-#: Smaller losses and gradients are round-off; they do not differ.
-_ROUND_OFF = 1e-12
 
 
 class Finding(NamedTuple):
@@ -72,7 +70,7 @@ class Bounds(NamedTuple):
             else:
                 form, ratio = ".2%" if is_share else ".3g", self.ratio
                 reference = self._values(other, to)
-                values = log_ratio(values, reference) if ratio else values - reference
+                values = _paired(values, reference, ratio)
                 number = interval_text(values, ratio, form)
             yield self._bounded(self.text.format(number, of=of, to=to), values, ratio, form)
 
@@ -263,8 +261,12 @@ def _remedy(sample: np.ndarray) -> str:
 
 def log_ratio(a: pd.Series, b: pd.Series) -> pd.Series:
     """Return the logarithm of the ratio of two series, seed by seed."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log(a.clip(lower=_ROUND_OFF) / b.clip(lower=_ROUND_OFF))
+    return _paired(a, b, ratio=True)
+
+
+def _paired(a: pd.Series, b: pd.Series, ratio: bool) -> pd.Series:
+    a, b = a.align(b)
+    return pd.Series(differences(a, b, ratio), a.index)
 
 
 def spread(values: pd.Series, form: str = ".3g") -> str:

@@ -84,12 +84,13 @@ def _text(value: Any) -> str:
         rows = value.values if isinstance(value, PerWorker) else value
         return f"{_range(rows)} by {'worker' if isinstance(value, PerWorker) else 'pair'}"
     if isinstance(value, tuple):
-        distinct = list(dict.fromkeys(value))
-        if len(distinct) > _MOST_LAWS and not isinstance(value[0], Value | str):
+        distinct, of_laws = list(dict.fromkeys(value)), isinstance(value[0], Law)
+        is_listed = isinstance(value[0], Value | str) and not of_laws
+        if len(distinct) > _MOST_LAWS and not is_listed:
             return f"{len(distinct)} different, {_range(value)}"
-        if len(value) > len(distinct) and isinstance(value[0], Law):
+        if len(value) > len(distinct) and of_laws:
             return " + ".join(f"{value.count(entry)} \u00d7 {_text(entry)}" for entry in distinct)
-        return (", " if isinstance(value[0], Value | str) else " + ").join(map(_text, value))
+        return (", " if is_listed else " + ").join(map(_text, value))
     if isinstance(value, Value) and not isinstance(value, Topology):
         return str(value)
     text = f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -108,7 +108,7 @@ class Topology(Value):
 
     def _cycle(self, workers: int) -> list[Edges]:
         """Return `edges` of two workers or more."""
-        raise NotImplementedError
+        raise NotImplementedError  # each topology has its cycle
 
     def matrices(self, workers: int) -> np.ndarray:
         """Return the cycle of matrices for a number of workers, ``[cycle, workers, workers]``.

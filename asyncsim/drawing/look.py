@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import (
-    FixedFormatter,
+    FuncFormatter,
     LogFormatter,
     LogLocator,
     MaxNLocator,
@@ -40,7 +40,7 @@ from matplotlib.ticker import (
 )
 
 from asyncsim.base.console import summary_of
-from asyncsim.base.errors import InputError, require_positive
+from asyncsim.base.errors import InputError, printable, require_positive
 from asyncsim.base.files import write_whole
 
 #: Widths of a paper's single and double column (inches).
@@ -284,11 +284,18 @@ class LiteralFigure(Figure):
             self.set_figwidth(width)
 
     def draw(self, renderer: Any) -> None:
-        """Draw the figure after switching off mathematics in texts that matplotlib cannot parse."""
+        """Draw the figure; mathematics that matplotlib cannot parse as text, and characters that
+        could control a terminal, which a warning would repeat, as question marks.
+        """
         for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
-            if isinstance(axis.get_major_formatter(), FixedFormatter | StrCategoryFormatter):
-                axis.get_ticklabels()  # names beside an axis become texts only now
+            if isinstance(axis.get_major_formatter(), FuncFormatter | StrCategoryFormatter):
+                # Names beside an axis become texts only now.
+                names = [label.get_text() for label in axis.get_ticklabels()]
+                if any(name != printable(name) for name in names):
+                    axis.set_ticks(axis.get_majorticklocs(), [*map(printable, names)])
         for text in self.findobj(Text):
+            if (harmless := printable(text.get_text())) != text.get_text():
+                text.set_text(harmless)
             if not _is_drawable(text.get_text()):
                 text.set_parse_math(False)
         super().draw(renderer)

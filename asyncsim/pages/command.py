@@ -1,11 +1,12 @@
 """The command ``asyncsim figures``: draws the figures of a paper, or of a folder of results."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from asyncsim.base.console import Parser, tell_error
-from asyncsim.base.errors import InputError, choices_like, reading_results
+from asyncsim.base.errors import InputError, choices_like, reading_results, shown
 from asyncsim.drawing.look import appearance, collecting
 from asyncsim.drawing.paper import report
 from asyncsim.pages.page import write_page
@@ -29,9 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     if name in ("-h", "--help"):
         print("\n".join([_USAGE, *(f"  {paper:<14}  {about}" for paper, about in PAPERS.items())]))
         return 0
-    if name not in PAPERS and not Path(name).is_dir():
+    if name not in PAPERS and not os.path.isdir(name):
         tell_error(
-            f"{name!r}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}"
+            f"{shown(name)}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}"
         )
         return 2
     parser = Parser(prog="asyncsim figures", add_help=False, allow_abbrev=False)

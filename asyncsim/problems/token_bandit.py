@@ -17,6 +17,8 @@ from asyncsim.problems.policy import PolicyProblem
 
 #: Sequences of tokens that are enumerated at most.
 _MOST_SEQUENCES = 100_000
+#: Tokens with which two actions already have more.
+_LONGEST = 17
 
 
 @in_range
@@ -42,10 +44,10 @@ def token_bandit(
     InputError
         ``actions ** tokens * states`` exceeds 100,000.
     """
-    if states * actions**tokens > _MOST_SEQUENCES:
+    if states * actions ** min(tokens, _LONGEST) > _MOST_SEQUENCES:
         raise InputError(
-            f"tokens = {tokens}: {states} states have {states * actions**tokens:,} sequences; give "
-            f"fewer tokens, actions or states (at most {_MOST_SEQUENCES:,})"
+            f"tokens = {tokens}: {states} states have {states} * {actions}**{tokens} sequences; "
+            f"give fewer tokens, actions or states (at most {_MOST_SEQUENCES:,} sequences)"
         )
     coefficients = states * tokens * (actions + 1) * actions * features
     require_memory(f"features = {features}", "a bandit of so many", 8.0 * coefficients)

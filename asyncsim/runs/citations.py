@@ -1,11 +1,12 @@
 """BibTeX of asyncsim and of the papers of methods, from ``asyncsim/methods/references.bib``."""
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import asyncsim.methods
-from asyncsim.base.errors import InputError, choices_like
+from asyncsim.base.errors import InputError, choices_like, shown
 from asyncsim.runs.known import one_line
 from asyncsim.study.results import config_of
 
@@ -37,11 +38,11 @@ def bibtex(names: Iterable[str]) -> str:
     for name in names:
         if name in papers_of:
             methods.append(name)
-        elif Path(name).is_dir():
+        elif os.path.isdir(name):
             methods += _methods_of(Path(name))
         else:
             raise InputError(
-                f"{name!r}: neither a method nor a folder of results; "
+                f"{shown(name)}: neither a method nor a folder of results; "
                 f"{choices_like(name, sorted(papers_of))}"
             )
     entries, lines = {"asyncsim": SOFTWARE}, []

@@ -1,5 +1,6 @@
 """The commands for finished studies: ``asyncsim runs``, ``tag``, ``warp``, ``show``, ..."""
 
+import os
 import shutil
 import sys
 import webbrowser
@@ -97,8 +98,8 @@ def tag(arguments: Sequence[str]) -> int:
     if options.remove:
         print(f"removed {options.name} from {known.untag(options.name).folder}")
         return 0
-    folder = Path.cwd() if options.folder is None else Path(options.folder)
-    folder = folder if folder.is_dir() else known.find(options.folder).folder
+    name = options.folder or os.curdir
+    folder = Path(name).absolute() if os.path.isdir(name) else known.find(name).folder
     created = known.tag(folder, options.name, options.note, options.run, options.commit)
     print(f"{created.name}: {created.folder}")
     return 0

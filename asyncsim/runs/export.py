@@ -4,6 +4,7 @@ All cells can be read by R, by pandas and by LaTeX's pgfplots, which knows no qu
 no commas, names of columns are letters, digits and underscores, and missing numbers are ``nan``.
 """
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -30,7 +31,7 @@ def write_tables(name: str, out: str | None = None) -> list[Path]:
     InputError
         There are no results, they are damaged, or the folder exists.
     """
-    folder = Path(name) if Path(name).is_dir() else find(name).folder
+    folder = Path(name) if os.path.isdir(name) else find(name).folder
     target = require_free("out", out or free_folder(f"{folder.resolve().name}-csv"))
     with reading_results(folder):
         tables = _tables(folder)

@@ -34,7 +34,7 @@ _DEPTH = 3
 #: Longest text of an entry, and longest list of methods or note, in characters.
 _LONGEST, _LONGEST_LIST = 100, 1000
 #: Options that describe a cluster in a list, and their defaults.
-_CLUSTER = {"topology": None, "policy": "asynchronous", "protocol": "exchange"}
+_CLUSTER = {"topology": "server", "policy": "asynchronous", "protocol": "exchange"}
 
 
 class Tag(NamedTuple):
@@ -101,7 +101,7 @@ def tag(
     InputError
         For a missing folder, an unknown run or commit, or a name that is malformed or taken.
     """
-    place = require_path("folder", folder).absolute()
+    place = Path(os.path.abspath(require_path("folder", folder)))  # without ".."
     if not place.is_dir() or not str(place).isprintable():
         raise InputError(f"folder = {shown(str(folder))}: is no folder; give one that exists")
     if not isinstance(name, str) or not _NAME.fullmatch(name):

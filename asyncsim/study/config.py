@@ -68,7 +68,7 @@ ELSEWHERE = frozenset(
     ("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run")
 )
 #: Their runs are listed before the first begins.
-MOST_SEEDS = 100_000
+_MOST_SEEDS = 100_000
 
 
 def fields_of(options: Iterable[str]) -> frozenset[str]:
@@ -110,12 +110,13 @@ class JobOptions:
     """GPUs or TPUs that each run reserves (ray)."""
 
     def check(self) -> None:
-        """Check where results go and where they are computed."""
+        """Check where results go, where they are computed, and how many seeds there are."""
         if self.out is not None and self.resume is not None:
             raise InputError(
                 f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it "
                 "out"
             )
+        require_count("seeds", getattr(self, "seeds", 1), maximum=_MOST_SEEDS)
         self.check_executor()
 
     def check_executor(self) -> None:
@@ -395,7 +396,6 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 
         Every study calls it first; a study's config checks its additional options, too.
         """
-        require_count("seeds", self.seeds, maximum=MOST_SEEDS)
         require_count("diagnose_every", self.diagnose_every, minimum=0)
         require_count("directions_every", self.directions_every, minimum=0)
         if self.servers > 1:

@@ -25,7 +25,15 @@ from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.outcome import ends
-from asyncsim.study.ranking import Measure, at_the_edge, grid, paired_interval, ranked, verdict
+from asyncsim.study.ranking import (
+    ROUND_OFF,
+    Measure,
+    at_the_edge,
+    grid,
+    paired_interval,
+    ranked,
+    verdict,
+)
 from asyncsim.traces.trace import Trace
 
 #: Files of each variant in each case at its best rate, and at every rate.
@@ -160,7 +168,8 @@ def tabulate(summary: pd.DataFrame, keys: Sequence[str], reference: Mapping[str,
     """
     keys, shared = list(keys), [name for name in keys if name not in reference]
     runs = summary[summary["status"] != results.FAILED]
-    runs = runs.assign(log=np.log(runs[["train_loss", "first_loss"]].min(axis=1)))
+    losses = runs[["train_loss", "first_loss"]].min(axis=1)
+    runs = runs.assign(log=np.log(losses.clip(lower=ROUND_OFF)))
     rates = runs.groupby([*keys, RATE], sort=False)["log"].mean().reset_index()
     best = rates.loc[rates.groupby(keys, sort=False)["log"].idxmin(), [*keys, RATE]]
     at_best = runs.merge(best)[[*keys, RATE, "seed", "log"]]

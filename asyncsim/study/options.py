@@ -175,6 +175,12 @@ def _in_a_line(box: str, name: str) -> str:
     message, *remedies = (" ".join(text.partition(_PARAGRAPH)[0].split()) for text in sections)
     remedy = next(iter(remedies[:-1]), f"asyncsim study {name} --help explains the options")
     message = message.removeprefix("Error parsing ").rstrip(".")
+    # Of an option with one value or several.
+    message = re.sub(
+        r"no type matching .*?([A-Z]{2,}).* could be instantiated from \[(.*)\]",
+        r"\2 is no \1",
+        message,
+    )
     return f"{message}; {remedy.removeprefix('Argument helptext: ')}"
 
 

@@ -27,6 +27,8 @@ from asyncsim.study.columns import NOT_REACHED, Column, as_column, is_until_targ
 
 #: Probability that all comparisons of a table hold together.
 CONFIDENCE = 0.95
+#: Smaller values are round-off, and so is a smaller share of a value: float32 has seven digits.
+ROUND_OFF, _SHARE = 1e-12, 1e-6
 #: Printed below results of one seed.
 ONE_SEED = "one seed cannot show the noise; give --seeds 3 or more"
 #: Columns that bound a measure from below where the target was not reached.
@@ -143,9 +145,9 @@ def ranked(
     """Add to some rows of a `grid`, the best first, their intervals relative to the first row.
 
     Added columns: ``low`` and ``high``, the interval; ``is_apart``, whether it excludes equality;
-    ``needs_seeds``, about how many seeds would separate the rows if their means differ as measured;
-    ``ratio`` and ``paired_seeds``. NaN or None without an interval: with one seed, for a diverged
-    row, for two rows that did not reach the target.
+    ``needs_seeds``, about how many seeds would separate the rows if their means differ as measured,
+    infinite if they are equal up to round-off; ``ratio`` and ``paired_seeds``. NaN or None without
+    an interval: with one seed, for a diverged row, for two rows that did not reach the target.
 
     The intervals are of ratios, through differences of logarithms, if the least is best and all
     values are above zero; else of differences. All intervals of a table hold together with the
@@ -169,22 +171,36 @@ def ranked(
     ratio = measure.best == "least" and bool((values[usable] > 0).all())
     sign = 1 if measure.best == "least" else -1
     with np.errstate(all="ignore"):
-        compared = np.log(values) if ratio else sign * values
+        compared = np.log(np.maximum(values, ROUND_OFF)) if ratio else sign * values
     low, high, needs = np.full((3, len(table)), np.nan)
     if seeds > 1 and complete[0] and usable[0]:
         noise = noise_of(compared[complete & usable], len(table))
         for row in range(1, len(table)):
             if usable[row]:
-                differences = compared[row] - compared[0]
-                gap, variance = differences.mean(), differences.var(ddof=1)
+                apart = sign * differences(values[row], values[0], ratio)
+                gap, variance = apart.mean(), apart.var(ddof=1)
                 width = noise.half_width(variance, seeds)
                 low[row], high[row] = gap - width, gap + width if complete[row] else np.inf
-                needs[row] = noise.seeds_to_separate(gap, variance) if complete[row] else np.nan
-    apart = [None if np.isnan(end) else bool(end > 0) for end in low]
+                if complete[row]:
+                    needs[row] = noise.seeds_to_separate(gap, variance) if apart.any() else np.inf
+    is_apart = [None if np.isnan(end) else bool(end > 0) for end in low]
     low, high = (np.exp(low), np.exp(high)) if ratio else (low, high)
     return table.assign(
-        low=low, high=high, is_apart=apart, needs_seeds=needs, ratio=ratio, paired_seeds=seeds
+        low=low, high=high, is_apart=is_apart, needs_seeds=needs, ratio=ratio, paired_seeds=seeds
     )
+
+
+def are_equal(a: Any, b: Any) -> Any:
+    """Return whether values differ by round-off at most: an array of booleans."""
+    return np.isclose(a, b, rtol=_SHARE, atol=ROUND_OFF)
+
+
+def differences(a: Any, b: Any, ratio: bool) -> np.ndarray:
+    """Return the differences of pairs, of their logarithms for a ratio; zero for equal pairs."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        apart = np.log(np.maximum(a, ROUND_OFF) / np.maximum(b, ROUND_OFF)) if ratio else a - b
+    return np.where(np.isfinite(apart) & are_equal(a, b), 0.0, apart)
 
 
 class Noise(NamedTuple):
@@ -340,16 +356,23 @@ def verdict(
         return f"no {what} reached {goal} with every seed; give more {longer}"
     if early:
         return f"no fastest {what}: {early[0]} touched {goal} before {best} held it"
+    if is_until_target(measure.name) and first[measure.name] == 0:
+        return f"no best {what}: the start meets {goal} already; give a harder --target"
     if not rest:
         return f"{best} is the only {what}"
     if seeds < 2:
         return "one seed: no order"
     rivals = {name: row for name, row in rest if row["is_apart"] is False}
     unknown = [name for name, row in rest if row["is_apart"] is None]
+    equal = [name for name, row in rivals.items() if np.isinf(row["needs_seeds"])]
     sure = f"({CONFIDENCE:.0%} confidence, {seeds} seeds)"
     lines = [f"{best} is the {'fastest' if is_time else 'best'} {what} {sure}"]
-    if rivals:
+    if equal:
+        lines = [f"no best {what}: {best} and {', '.join(equal)} are equal up to round-off"]
+        rivals = {name: row for name, row in rivals.items() if name not in equal}
+    if rivals and not equal:
         lines = [f"undecided: {best} leads, within the noise {sure}"]
+    if rivals:
         needs = np.max([row["needs_seeds"] for row in rivals.values()])  # NaN: a run was too short
         remedy = f"more than {_MANY_SEEDS}" if needs > _MANY_SEEDS else f"about {needs:.0f}"
         remedy = "longer runs" if np.isnan(needs) else f"{remedy} seeds"

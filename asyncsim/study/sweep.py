@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _SINGLE = {
     *(field.name for field in dataclasses.fields(JobOptions)),
     *("methods", "seeds", "sites", "failures", "x64", "animate"),
+    *("diagnose_energy", "shared_bandwidth"),
 }
 _LENGTHS = ("time_budget", "epochs", "gradients")
 #: Relative deviation from the epochs that is reported.

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncsim.base.errors import InputError, require_free, require_path
+from asyncsim.base.errors import InputError, TooLarge, require_free, require_memory, require_path
 from asyncsim.base.files import open_file, write_whole
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.traces.columns import TABLES, Source, arrays_of, table_of
@@ -67,7 +67,10 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
         ):
             header = json.loads((parquet.schema_arrow.metadata or {}).get(_HEADER, b"{}"))
             if header.get("format") == FORMAT:
+                _require_room(path, parquet.metadata)
                 return _trace(kind, header, parquet.read())
+    except TooLarge:
+        raise
     except Exception as error:  # of any origin: it is a user's file
         reason = " ".join(str(error).split())
         raise InputError(
@@ -79,6 +82,14 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
         f"path = {str(path)!r}: a trace of format {header['format']!r}, this asyncsim reads "
         f"{FORMAT}; use the version that wrote it, or simulate again"
     )
+
+
+def _require_room(path: Path, metadata: pq.FileMetaData) -> None:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    values = sum(
+        group.column(number).num_values for group in groups for number in range(group.num_columns)
+    )
+    require_memory(f"path = {str(path)!r}", "a trace of its length", 8.0 * values)
 
 
 def _trace(kind: "type[Trace]", header: dict[str, Any], stored: pa.Table) -> "Trace":

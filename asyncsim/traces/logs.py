@@ -3,16 +3,18 @@
 Errors name the argument or the file, the column and the row, from 0, and of CSV also the line.
 """
 
+import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 
-from asyncsim.base.errors import InputError, require_number, require_path
+from asyncsim.base.errors import InputError, require_memory, require_number, require_path
 
 #: Larger whole numbers are not exact.
 _LARGEST = 2**53
@@ -49,13 +51,7 @@ class Log:
         except (TypeError, ValueError) as error:
             form = "give a DataFrame, a dict of columns or a list of dicts"
             raise InputError(f"{argument}: not a table ({error}); {form}") from None
-        missing = [name for name in required if name not in table]
-        if missing:
-            hint = "; without start_time, give begin" if missing == ["start_time"] else ""
-            raise InputError(
-                f"{argument}: misses {', '.join(missing)}; record {', '.join(required)} of each"
-                f"{hint}"
-            )
+        _require_columns(argument, table, required)
         return cls(argument, table)
 
     @classmethod
@@ -64,16 +60,15 @@ class Log:
         file = require_path("path", path)
         if not file.is_file():
             raise InputError(f"path = {str(file)!r}: no such file; give a log, parquet or CSV")
-        is_csv = file.suffix == ".csv"
-        try:
+        argument, is_csv = f"path = {str(file)!r}", file.suffix == ".csv"
+        columns, size = header_of(file)
+        _require_columns(argument, columns, required)
+        require_memory(argument, "a table of its length", size)
+        with _reading(file):
             table = pd.read_csv(file) if is_csv else pd.read_parquet(file)
-        except Exception as error:  # of whatever wrote the file
-            raise InputError(
-                f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv"
-            ) from error
         if table.empty:
-            raise InputError(f"path = {str(file)!r}: has no rows; log each {noun}")
-        log = cls.of(f"path = {str(file)!r}", table, required)
+            raise InputError(f"{argument}: has no rows; log each {noun}")
+        log = cls.of(argument, table, required)
         log._is_csv = is_csv
         return log
 
@@ -151,6 +146,35 @@ class Log:
         if _FORMS[dates.dtype.kind] != self.form:
             raise InputError(f"begin = {begin!r}: the times are {self.form}; give one of these")
         return float((dates - self.origin).dt.total_seconds().iloc[0])
+
+
+def header_of(file: Path) -> tuple[list[str], float]:
+    """Return the columns of a CSV or parquet file, and the least memory (bytes) that it needs."""
+    with _reading(file):
+        if file.suffix == ".csv":
+            return list(pd.read_csv(file, nrows=0)), float(file.stat().st_size)
+        with pq.ParquetFile(file) as parquet:
+            columns = parquet.schema_arrow.names
+            return columns, 8.0 * parquet.metadata.num_rows * len(columns)
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of whatever wrote the file
+        raise InputError(
+            f"path = {str(file)!r}: cannot be read ({error}); give parquet, or CSV named .csv"
+        ) from error
+
+
+def _require_columns(argument: str, columns: Collection[str], required: Sequence[str]) -> None:
+    missing = [name for name in required if name not in columns]
+    if missing:
+        hint = "; without start_time, give begin" if missing == ["start_time"] else ""
+        raise InputError(
+            f"{argument}: misses {', '.join(missing)}; record {', '.join(required)} of each{hint}"
+        )
 
 
 def _dates(values: pd.Series) -> pd.Series:

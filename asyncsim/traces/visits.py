@@ -15,6 +15,7 @@ from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
 from asyncsim.clusters.policy import Policy, as_policy
+from asyncsim.clusters.workers import as_workers
 from asyncsim.traces.bookkeeping import (
     COMMIT_RECORD,
     reads_of_commits,
@@ -272,7 +273,7 @@ def _recorded_without_server(
     log.take_times(times)
     begin, workers = log.begin(begin), _count_workers(log, workers)
     source = Source(
-        workers=require_count("workers", workers),
+        workers=workers,
         protocol=GOSSIP,
         window=window,
         seed=seed,
@@ -435,17 +436,18 @@ def _order_of(rows: pd.DataFrame, earlier: list[list[int]], workers: int) -> lis
 
 def _count_workers(log: Log, workers: int | None) -> int:
     """Return the number of workers of a log; unless it is stated, each must have a visit."""
-    numbers = log.numbers("worker")
-    if workers is not None:
-        return workers
-    count = max(1, int(numbers.max()) + 1)
-    missing = sorted(set(range(count)) - set(numbers.astype(int).tolist()))
-    if missing:
-        raise InputError(
-            f"{log.name}: worker {missing[0]} has none, though there is a worker {count - 1}; "
-            f"number the workers from 0, or give workers = {count} if some are never served"
-        )
-    return count
+    numbers = np.unique(np.floor(log.numbers("worker")))
+    numbers = numbers[numbers >= 0]
+    if workers is None:
+        workers = max(1, len(numbers))
+        gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
+        if len(gaps):
+            raise InputError(
+                f"{log.name}: worker {gaps[0]} has none, though there is a worker "
+                f"{numbers[-1]:.12g}; number the workers from 0, or give workers = "
+                f"{numbers[-1] + 1:.12g} if some are never served"
+            )
+    return as_workers("workers", workers)
 
 
 def _side_log(

@@ -188,7 +188,7 @@ def _draw_published(
 def _matches_thesis(results: Finished) -> bool:
     config = results.config
     batch = config.get("problem_config", {}).get("batch_size", np.inf)
-    gradients = config.get("epochs", 0) * _EXAMPLES / batch
+    gradients = (config.get("epochs") or 0) * _EXAMPLES / batch
     full_run = config.get("steps") == 0 and abs(gradients / _GRADIENTS - 1) < 0.01
     is_cluster = all(config.get(name) == value for name, value in _CLUSTER.items())
     return is_thesis(results) and full_run and is_cluster
