@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError
-from asyncsim.traces.columns import GOSSIP, arrays_of
+from asyncsim.traces.columns import GOSSIP, RESENT, arrays_of
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -33,6 +33,13 @@ IN_WORDS = {
     #: Crashed, or left, and no message of it travels or is at the server.
     "away": "away",
 }
+COMPUTING, SENDING, WAITING, SERVED, HELD, RETURNING, AWAY = range(len(IN_WORDS))
+#: The end of an absence, among the marks.
+_BACK = len(IN_WORDS)
+
+#: The worker, the job, the time (s) and the phase of each instant at which a worker's phase
+#: changes, and the step that it begins to compute, or -1.
+Mark = tuple[np.ndarray, ...]
 
 
 def phases(trace: "Trace", workers: Collection[int]) -> pd.DataFrame:
@@ -45,9 +52,9 @@ def phases(trace: "Trace", workers: Collection[int]) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``worker``, ``phase`` (a name in `IN_WORDS`), ``begin`` and ``end`` (s), in the order of
-        workers and times; ``step``: the row of a computation, or -1. In a prescribed trace the
-        computations of a worker may overlap, and there are no other phases.
+        ``worker``, ``phase`` (categories: the names in `IN_WORDS`), ``begin`` and ``end`` (s), in
+        the order of workers and times; ``step``: the row of a computation, or -1. In a prescribed
+        trace the computations of a worker may overlap, and there are no other phases.
 
     Raises
     ------
@@ -61,102 +68,110 @@ def phases(trace: "Trace", workers: Collection[int]) -> pd.DataFrame:
             "the protocol 'exchange'"
         )
     last = float(trace.steps["commit_time"].iloc[-1])
-    steps = trace.steps.assign(step=np.arange(len(trace)))
-    reads = trace.reads[trace.reads["shard"] < 0]
     if trace.protocol == "prescribed":
-        begun = _begun(trace, reads).rename(columns={"time": "start_time"})
-        table = pd.concat([steps, begun.assign(arrive_time=last)])
+        computed = trace.steps.assign(step=range(len(trace)))
+        begun = _begun(trace).assign(arrive_time=last, step=-1)
+        table = pd.concat([computed, begun.rename(columns={"time": "start_time"})])
         table = table.rename(columns={"start_time": "begin", "arrive_time": "end"})
-        table = table[table["worker"].isin(workers)].assign(phase="computing")
+        table = table.assign(phase=COMPUTING)[["worker", "phase", "begin", "end", "step"]]
     else:
-        table = _lasting(trace, _marks(trace, steps, reads), workers, last)
-    table = table.loc[table["end"] > table["begin"], ["worker", "phase", "begin", "end", "step"]]
-    return table.fillna({"step": -1}).astype({"worker": int, "step": int}).reset_index(drop=True)
+        table = _lasting(trace, _marks(trace), last)
+    is_drawn = table["worker"].isin(workers) & (table["end"] > table["begin"])
+    table = table[is_drawn].reset_index(drop=True)
+    return table.assign(phase=pd.Categorical.from_codes(table["phase"], list(IN_WORDS)))
 
 
-def _marks(trace: "Trace", steps: pd.DataFrame, reads: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the instants at which a worker's phase changes, in the order of a job's cycle.
+def _mark(
+    table: pd.DataFrame, time: str, phase: int, rows: np.ndarray | slice = slice(None)
+) -> Mark:
+    """Return the marks of one phase: instants in a column of some rows of a table."""
+    worker, job, begin = (column[rows] for column in arrays_of(table, "worker", "job", time))
+    step = np.full(len(begin), -1)
+    if time == "start_time":
+        step = np.arange(len(table))[rows]
+    return worker, job, begin, np.full(len(begin), phase, np.int8), step
 
-    Tables of ``worker``, ``job``, ``begin`` (s), ``phase`` and ``step``.
-    """
-    computed = steps[~(steps["start_time"] > steps["commit_time"])]  # not lost before its begin
-    begun = _begun(trace, reads)
 
-    def mark(table: pd.DataFrame, time: str, phase: str) -> pd.DataFrame:
-        names = table.reindex(columns=["worker", "job", "step"])
-        return names.assign(begin=table[time], phase=phase)
-
+def _marks(trace: "Trace") -> list[Mark]:
+    """Return the instants at which a worker's phase changes, in the order of a job's cycle."""
+    steps, reads = trace.steps, trace.reads
+    start_time, commit_time, push_read, failed_by = arrays_of(
+        steps, "start_time", "commit_time", "push_read", "failed_by"
+    )
     computing = [
-        mark(computed, "start_time", "computing"),
-        mark(begun, "time", "computing"),
+        # A computation may be lost before its begin.
+        _mark(steps, "start_time", COMPUTING, ~(start_time > commit_time)),
+        _mark(_begun(trace), "time", COMPUTING),
     ]
     if trace.protocol == GOSSIP:
-        ends = (mark(steps, time, "held") for time in ("send_time", "commit_time"))
-        return [*computing, *ends]
-    push_read, commit_time = arrays_of(steps, "push_read", "commit_time")
+        return [*computing, *(_mark(steps, time, HELD) for time in ("send_time", "commit_time"))]
     # The next read of a stopped computation comes after it.
-    pulls = push_read >= 0
-    pulls[pulls] = trace.reads["time"].to_numpy()[push_read[pulls]] <= commit_time[pulls]
-    open_reads = reads[reads["is_open"]]
-    ahead = open_reads.index[open_reads["worker"].duplicated()]
-    is_pull = pd.Series(False, trace.reads.index)
-    is_pull[push_read[pulls]] = True
-    is_pull[ahead] = True  # for the message of a computation that is not done
+    pulled = push_read >= 0
+    pulled[pulled] = reads["time"].to_numpy()[push_read[pulled]] <= commit_time[pulled]
+    open_reads = reads[reads["is_open"] & (reads["shard"] < 0)]
+    is_pull = np.zeros(len(reads), bool)
+    is_pull[push_read[pulled]] = True
+    # For the message of a computation that is not done.
+    is_pull[open_reads.index[open_reads["worker"].duplicated()]] = True
     # A read for a message belongs to the cycle of the message's computation.
-    reads = reads.assign(job=reads["job"] - is_pull[reads.index])
-    visits = reads.loc[trace.read_visits.index] if trace.servers == 1 else reads.head(0)
-    is_pull = is_pull[reads.index]
-    ended = steps[steps["failed_by"] != "resent"]  # otherwise the message departs again
+    reads = reads.assign(job=reads["job"] - is_pull)
+    whole = (reads["shard"] < 0).to_numpy()
+    is_visit = np.zeros(len(reads), bool)
+    if trace.servers == 1:
+        is_visit[trace.read_visits.index] = True
+    ended = failed_by != RESENT  # otherwise the message departs again
     present = trace.present.groupby("worker", as_index=False)["arrive_time"].max()
     present = present.assign(job=np.iinfo(np.int64).max)
-    visit = [mark(visits, "arrive_time", "waiting"), mark(visits, "serve_time", "served")]
-    is_pulled = pd.Series(pulls, steps.index)[ended.index]
     return [
-        *(table[~is_pull[table.index]] for table in visit),
-        mark(reads[~is_pull], "time", "returning"),
+        _mark(reads, "arrive_time", WAITING, is_visit & ~is_pull),
+        _mark(reads, "serve_time", SERVED, is_visit & ~is_pull),
+        _mark(reads, "time", RETURNING, whole & ~is_pull),
         *computing,
-        mark(steps, "send_time", "sending"),
-        *(table[is_pull[table.index]] for table in visit),
-        mark(reads[is_pull], "time", "sending"),
-        mark(ended, "arrive_time", "waiting"),
-        mark(ended, "serve_time", "served"),
-        mark(ended[is_pulled], "commit_time", "returning"),
-        mark(ended[~is_pulled], "commit_time", "held"),
-        mark(present, "arrive_time", "served" if trace.discipline == "lock_free" else "waiting"),
+        _mark(steps, "send_time", SENDING),
+        _mark(reads, "arrive_time", WAITING, is_visit & is_pull),
+        _mark(reads, "serve_time", SERVED, is_visit & is_pull),
+        _mark(reads, "time", SENDING, whole & is_pull),
+        _mark(steps, "arrive_time", WAITING, ended),
+        _mark(steps, "serve_time", SERVED, ended),
+        _mark(steps, "commit_time", RETURNING, ended & pulled),
+        _mark(steps, "commit_time", HELD, ended & ~pulled),
+        _mark(present, "arrive_time", SERVED if trace.discipline == "lock_free" else WAITING),
     ]
 
 
-def _lasting(
-    trace: "Trace", marks: list[pd.DataFrame], workers: Collection[int], last: float
-) -> pd.DataFrame:
+def _lasting(trace: "Trace", marks: list[Mark], last: float) -> pd.DataFrame:
     """Return the phases between marks, with their ends."""
-    absences = trace.absences[trace.absences["worker"] >= 0]
-    spells = [
-        pd.DataFrame({"worker": absences["worker"], "begin": absences[name], "away": change})
-        for name, change in (("begin", 1), ("end", -1))
-    ]
-    start = pd.DataFrame({"worker": np.arange(trace.workers), "begin": 0.0, "job": -1})
-    marks = [table.assign(order=order) for order, table in enumerate(marks)]
-    table = pd.concat([start.assign(phase="held"), *marks, *spells], ignore_index=True)
-    table = table[table["worker"].isin(workers) & (table["begin"] <= last)]
-    table = table.sort_values(["worker", "begin", "job", "order"], ignore_index=True)
-    by_worker = table.groupby("worker", sort=False)
-    phase = by_worker["phase"].ffill()
-    is_away = table["away"].fillna(0).groupby(table["worker"]).cumsum() > 0
-    table["phase"] = phase.where(~is_away | (phase != "held"), "away")
-    table["end"] = by_worker["begin"].shift(-1).fillna(last)
-    return table
+    begins = pd.DataFrame({"worker": np.arange(trace.workers), "job": -1, "begin": 0.0})
+    absences = trace.absences[trace.absences["worker"] >= 0].assign(job=np.iinfo(np.int64).max)
+    away = [_mark(absences, "begin", AWAY), _mark(absences, "end", _BACK)]
+    columns = zip(_mark(begins, "begin", HELD), *marks, *away, strict=True)
+    worker, job, begin, phase, step = (np.concatenate(column) for column in columns)
+    # Small integers are sorted in linear time.
+    order = np.lexsort((job, begin, worker.astype(np.min_scalar_type(trace.workers))))
+    order = order[begin[order] <= last]
+    worker, begin, phase, step = (column[order] for column in (worker, begin, phase, step))
+    is_last = np.append(worker[1:] > worker[:-1], True)
+    end = np.where(is_last, last, np.append(begin[1:], last))
+    # A message travels, or is at the server, also while its worker is away.
+    absent = np.cumsum((phase == AWAY).astype(int) - (phase == _BACK))
+    absent -= np.append(0, absent[is_last])[worker]
+    latest = np.maximum.accumulate(np.where(phase < AWAY, np.arange(len(phase)), 0))
+    phase, step = phase[latest], step[latest]
+    phase[(absent > 0) & (phase == HELD)] = AWAY
+    columns = {"worker": worker, "phase": phase, "begin": begin, "end": end, "step": step}
+    return pd.DataFrame(columns, copy=False)
 
 
-def _begun(trace: "Trace", reads: pd.DataFrame) -> pd.DataFrame:
+def _begun(trace: "Trace") -> pd.DataFrame:
     """Return the open reads, at the assumed begins of the computations not done at the end."""
-    steps = trace.steps
-    is_ahead = reads["is_open"] & ~reads.index.isin(steps["read"])
+    steps, reads = trace.steps, trace.reads
+    is_ahead = reads["is_open"] & (reads["shard"] < 0)
+    is_ahead[steps["read"]] = False
     begun = reads[is_ahead].drop_duplicates("worker")
     if trace.protocol == GOSSIP:
         return begun
     by_worker = steps.groupby("worker")["commit_time"]
-    ready = np.fmax(trace.reads["time"].to_numpy()[steps["read"]], by_worker.shift(1))
+    ready = np.fmax(reads["time"].to_numpy()[steps["read"]], by_worker.shift(1))
     travel_times = (steps["start_time"] - ready)[steps["job"] > 0]
     travel_time = float(travel_times.median()) if len(travel_times) else 0.0
     ready = np.fmax(begun["time"], by_worker.last().reindex(begun["worker"]).to_numpy())
