@@ -158,8 +158,8 @@ def _lasting(trace: "Trace", marks: list[Mark], last: float) -> pd.DataFrame:
     latest = np.maximum.accumulate(np.where(phase < AWAY, np.arange(len(phase)), 0))
     phase, step = phase[latest], step[latest]
     phase[(absent > 0) & (phase == HELD)] = AWAY
-    columns = {"worker": worker, "phase": phase, "begin": begin, "end": end, "step": step}
-    return pd.DataFrame(columns, copy=False)
+    table = {"worker": worker, "phase": phase, "begin": begin, "end": end, "step": step}
+    return pd.DataFrame(table, copy=False)
 
 
 def _begun(trace: "Trace") -> pd.DataFrame:
