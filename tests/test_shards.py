@@ -142,15 +142,14 @@ def test_each_server_has_the_rows_of_the_usual_model(cluster, commits, seed):
             np.testing.assert_array_equal(
                 found[known], expected[name].to_numpy()[known], err_msg=name
             )
-        held = trace.open_parts[trace.open_parts["shard"] == shard][
-            ["worker", "read_version", "read_time"]
-        ]
+        open_reads = trace.reads[trace.reads["is_open"] & (trace.reads["shard"] == shard)]
+        held = open_reads[["worker", "version", "time"]]
         reads = [(i, *read) for i, reads in enumerate(server.reads) for read in sorted(reads)]
         assert sorted(held.itertuples(index=False, name=None)) == reads
         # The staleness identity of each shard; the right-hand side is counted one increment at a
         # time.
         if cluster.policy == policy.asynchronous():
-            aged = parts["staleness"].sum() + (len(parts) - held["read_version"]).sum()
+            aged = parts["staleness"].sum() + (len(parts) - held["version"]).sum()
             assert aged == expected["others"].sum()
             if not cluster.separate_reads:
                 others = cluster.workers - (cluster.protocol == "exchange")
