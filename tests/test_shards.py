@@ -225,18 +225,14 @@ def test_a_saved_trace_has_its_parts(trace, tmp_path):
 
 
 def test_the_summary_is_of_parts(trace):
-    summary, shards = trace.summary(), trace.per_shard()
+    summary = trace.summary()
     counted = trace.accepted.parts
     counted = counted[(counted["commit"] >= summary["warm_up"]) & (counted["outcome"] == "applied")]
     assert summary["staleness_mean"] == counted["staleness"].mean()
-    assert shards["commits"].sum() == len(counted)
-    assert shards["commits"] @ shards["mean_staleness"] == pytest.approx(counted["staleness"].sum())
-    for name in ("utilisation", "wait_mean", "queue_mean"):
-        assert summary[name] == pytest.approx(shards[name].mean())
     busy = (
         sum(trace.visits["end"] - trace.visits["serve"]) / 4 / trace.frame["commit_time"].iloc[-1]
     )
-    assert trace.per_shard(warm_up=0)["utilisation"].mean() == pytest.approx(busy, rel=0.1)
+    assert trace.summary(warm_up=0)["utilisation"] == pytest.approx(busy, rel=0.1)
     shares = [value for name, value in summary.items() if name.endswith("_share")][:7]
     axes = Figure().subplots()
     asyncsim.plots.staleness_histogram(axes, trace, warm_up=0)

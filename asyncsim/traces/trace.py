@@ -18,7 +18,7 @@ from asyncsim.traces.columns import (
 )
 from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
 from asyncsim.traces.tables import Tables
-from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary, waits
+from asyncsim.traces.trace_summary import per_worker, queue, summary, waits
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,10 +209,6 @@ class Trace(Tables):
     def per_worker(self, warm_up: int | None = None) -> pd.DataFrame:
         """Summarize each worker; see `asyncsim.traces.trace_summary.per_worker`."""
         return per_worker(self, warm_up)
-
-    def per_shard(self, warm_up: int | None = None) -> pd.DataFrame:
-        """Summarize each server's shard; see `asyncsim.traces.trace_summary.per_shard`."""
-        return per_shard(self, warm_up)
 
     def queue(self) -> pd.DataFrame:
         """Count the visits at the server over time; see `asyncsim.traces.trace_summary.queue`.

@@ -113,9 +113,8 @@ def summary(trace: Tables, warm_up: int | None = None) -> dict[str, float]:
         With groups of tensors the staleness is over the groups of all commits.
 
         With several servers the staleness is over the parts of messages, and the last four are
-        means over servers, and the largest queue; see `per_shard` for each. Shares of time follow
-        the last part of each message; they are nan where reads are separate visits, for which
-        `phases` is undefined.
+        means over servers, and the largest queue. Shares of time follow the last part of each
+        message; they are nan where reads are separate visits, for which `phases` is undefined.
 
         Without a server ``computing_share`` is followed by ``waiting_share``, the rest of the
         workers' time: for messages, for a partner, and for the exchange with it; there is no
@@ -238,37 +237,6 @@ def per_worker(trace: Tables, warm_up: int | None = None) -> pd.DataFrame:
             **lost,
         }
     )
-
-
-def per_shard(trace: Tables, warm_up: int | None = None) -> pd.DataFrame:
-    """Summarize each shard: one row per server, or per group of tensors.
-
-    Parameters
-    ----------
-    trace : Trace
-        The trace.
-    warm_up : int, optional
-        As in `summary`.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``shard``, ``commits`` (parts of counted messages that the server accepted),
-        ``mean_staleness`` of these, and as in `summary` ``utilisation``, ``wait_mean`` (s),
-        ``queue_mean`` and ``queue_max`` of this server; nan for groups of tensors.
-    """
-    shards = max(trace.servers, trace.source.shards)
-    if trace.protocol == GOSSIP or (trace.protocol == "prescribed" and shards == 1):
-        raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
-    warm_up = warm_up_of(trace, warm_up)
-    parts, times = counted_messages(trace, warm_up), trace.accepted.steps["commit_time"].to_numpy()
-    shard = parts["shard"].to_numpy() if shards > 1 else np.zeros(len(parts), np.int64)
-    table = pd.DataFrame(index=pd.RangeIndex(shards, name="shard"))
-    table["commits"] = np.bincount(shard, minlength=shards)
-    table["mean_staleness"] = parts["staleness"].groupby(shard).mean()
-    stations = _stations(trace, float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1]))
-    stations *= shards // len(stations)
-    return table.join(pd.DataFrame(stations, table.index)).reset_index()
 
 
 def kept_versions(trace: Tables) -> int:
