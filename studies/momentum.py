@@ -26,6 +26,7 @@ from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.base.files import read_table
 from asyncsim.clusters.cluster_text import describe
+from asyncsim.clusters.laws import Exponential
 from asyncsim.methods import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.replay import replay
@@ -37,7 +38,7 @@ from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.sweep import ComparisonConfig, preset, sweep
 from asyncsim.theory import implicit_momentum, implicit_momentum_path, window_step
-from asyncsim.theory.queueing import memoryless
+from asyncsim.theory.queueing import journeys
 
 TABLES = ("momentum.csv", "paths.csv")
 _PRINTED = (
@@ -442,4 +443,6 @@ def _steps_plainly(method: Method) -> bool:
 
 
 def _assumptions_hold(cell: Cell) -> bool:
-    return memoryless(cell.cluster) and cell.cluster.service.mean == 0
+    cluster = cell.cluster
+    memoryless = isinstance(cluster.compute, Exponential) and cluster.window == 1
+    return memoryless and cluster.service.mean == 0 and max(journeys(cluster)) == 0

@@ -118,11 +118,8 @@ def _mean(expected: StalenessTheory, traces: pd.DataFrame) -> str:
         return ""
     if low < high:
         return f"{low:g} to {high:g} (bounds of the mean)"
-    starved = expected.mean_law == "conserved" and not traces["trace.share_min"].all()
-    return (
-        f"{round(low, 2):g} "
-        f"({expected.mean_law}{', counting workers that never commit' if starved else ''})"
-    )
+    starved = "" if traces["trace.share_min"].all() else ", counting workers that never commit"
+    return f"{round(low, 2):g} (conserved{starved})"
 
 
 def _spread(expected: StalenessTheory) -> str:

@@ -93,29 +93,6 @@ def test_time_per_version(policy, law, expected):
     assert abs(mean - expected) < K_SIGMA * error + 5e-5 * (expected == 1.9752)
 
 
-def test_bounded_clocks_are_the_published_ones():
-    """algorithms.md, L10: throughput per worker under exponential clocks, relative to no bound; two
-    digits, simulated.
-    """
-    for workers, bound, published in ((10, 0, 0.34), (10, 2, 0.64), (20, 2, 0.58)):
-        throughput = theory.bounded_clocks(workers, bound).throughput
-        assert throughput == pytest.approx(published, abs=0.01)
-
-
-@pytest.mark.parametrize("workers", [1, 10])
-def test_bounded_clocks_in_closed_form(workers):
-    harmonic = sum(1 / k for k in range(1, workers + 1))
-    assert theory.bounded_clocks(workers, 0) == pytest.approx(
-        (1 / harmonic, (workers - 1) / 2), rel=1e-12
-    )
-    for bound in range(5):
-        # The difference of two clocks is uniform on 2 bound + 3 values, and at the ends one of them
-        # waits.
-        assert theory.bounded_clocks(2, bound).throughput == pytest.approx(
-            1 - 1 / (2 * bound + 3), rel=1e-12
-        )
-
-
 # The dataclass, its text, and what is refused
 
 

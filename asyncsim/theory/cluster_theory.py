@@ -17,7 +17,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Law, Mixture
 from asyncsim.clusters.network import takes_no_time
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.theory.barriers import BoundedClocks, barrier_time, bounded_clocks, sum_law
+from asyncsim.theory.barriers import barrier_time, sum_law
 from asyncsim.theory.queueing import (
     alike,
     alike_network,
@@ -26,7 +26,6 @@ from asyncsim.theory.queueing import (
     demand,
     journeys,
     knee,
-    memoryless,
     queues,
     repairman,
     require_cluster,
@@ -46,8 +45,7 @@ class ThroughputTheory(NamedTuple):
     """The long-run rate of accepted commits, or a bound of it."""
 
     #: ``"nobody waits"``, ``"machine repairman"``, ``"order statistics"`` (of the first to finish;
-    #: with ``", without the network"`` if only their computing counts), ``"bounded clocks"``, or
-    #: ``"saturation bound"``.
+    #: with ``", without the network"`` if only their computing counts), or ``"saturation bound"``.
     name: str
     commits: float  #: per second
     exact: bool = False  #: whether ``commits`` is the rate; else it is an upper bound
@@ -122,19 +120,6 @@ def saturating_workers(cluster: Cluster) -> float | None:
     return knee(think, demand(cluster))
 
 
-def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
-    """Return throughput and staleness of memoryless workers under bounded staleness.
-
-    The throughput ignores waiting at the server. None for other clusters and for too many states.
-    """
-    if cluster.policy.bound is None or not memoryless(cluster):
-        return None
-    try:
-        return bounded_clocks(cluster.workers, cluster.policy.bound)
-    except InputError:
-        return None
-
-
 def _without_server(cluster: Cluster) -> ThroughputTheory:
     """Return the gradients per second without a server, exact if no worker waits.
 
@@ -151,7 +136,7 @@ def _without_server(cluster: Cluster) -> ThroughputTheory:
             "nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0
         )
     if policy.name == "handshake":
-        return ThroughputTheory("saturation bound", _handshakes(cluster, means))
+        return ThroughputTheory("saturation bound", sum(1 / mean for mean in means))
     duration = max(means)
     receives = [
         set(edges.taker.tolist()) == set(range(cluster.workers))
@@ -168,44 +153,6 @@ def _without_server(cluster: Cluster) -> ThroughputTheory:
     )
 
 
-def _handshakes(cluster: Cluster, computing: list[float]) -> float:
-    """Return an upper bound of the rate of gradients with pairwise averages over a network.
-
-    A worker computes, then exchanges: no rate exceeds ``1 / (computing + exchange)``. An exchange
-    holds two of the ``n`` replicas, so ``2 sum(rate * exchange) <= n``. The bound is reached if the
-    shortest exchanges have priority.
-    """
-    exchanges = _exchange_times(cluster)
-    total, free_pairs = 0.0, cluster.workers / 2
-    for exchange, seconds in sorted(zip(exchanges, computing, strict=True)):
-        rate = 1 / (seconds + exchange)
-        if exchange > 0:
-            rate = min(rate, free_pairs / exchange)
-            free_pairs -= rate * exchange
-        total += rate
-    return total
-
-
-def _exchange_times(cluster: Cluster) -> list[float]:
-    """Return the mean transfer time (s) of each worker's exchange with a random neighbour."""
-    assert cluster.topology is not None
-    n, slow = cluster.workers, cluster.topology.slowness(cluster.workers)
-    site = np.array(cluster.site_of)
-    near, far = cluster.near_ways[0], cluster.ways[0]
-    latencies = np.array([near.means, far.means])
-    transfers = np.array([near.transfer, far.transfer])
-    seconds = []
-    for worker, neighbours in enumerate(cluster.topology.neighbours(n)):
-        partners = np.array(neighbours, np.int64)
-        is_far = (site[partners] != site[worker]).astype(np.int64)
-        slow_out = np.array([slow.get((worker, partner), 1.0) for partner in neighbours])
-        slow_in = np.array([slow.get((partner, worker), 1.0) for partner in neighbours])
-        travel = slow_out * (2 * latencies[is_far, worker] + transfers[is_far, worker])
-        travel += slow_in * transfers[is_far, partners]
-        seconds.append(float(travel.mean()) if neighbours else 0.0)
-    return seconds
-
-
 def _rate(cluster: Cluster) -> ThroughputTheory | None:
     policy = cluster.policy
     if policy.name == "barrier":
@@ -219,9 +166,8 @@ def _rate(cluster: Cluster) -> ThroughputTheory | None:
         state = repairman(cluster.workers, away(cluster)[0], cluster.service.mean)
         return ThroughputTheory("machine repairman", state.throughput, exact=nothing_lost)
     bound = ThroughputTheory("saturation bound", _highest_rate(cluster))
-    if policy.chooses_when_to_reply and cluster.workers > 1:
-        return _with_waiting(cluster, bound)
-    may_wait = queues(cluster) or waits_for_parts(cluster)
+    held = policy.chooses_when_to_reply and cluster.workers > 1
+    may_wait = held or queues(cluster) or waits_for_parts(cluster)
     return (
         bound if may_wait or not nothing_lost else bound._replace(name="nobody waits", exact=True)
     )
@@ -346,26 +292,6 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     return min(limits, key=lambda limit: limit.commits)
 
 
-def _with_waiting(cluster: Cluster, bound: ThroughputTheory) -> ThroughputTheory:
-    """Return the rate under a policy that makes workers wait, or its bound."""
-    exact = cluster.service.mean == 0 and not cluster.shared_bandwidth
-    clocks = memoryless_clocks(cluster)
-    if clocks is not None:
-        commits = clocks.throughput * cluster.workers / cluster.compute_laws[0].mean
-        return min(
-            ThroughputTheory("bounded clocks", commits, exact),
-            bound,
-            key=lambda limit: limit.commits,
-        )
-    is_first_of = cluster.policy.name == "first_of" and cluster.policy.grace is None
-    if is_first_of and exact and memoryless(cluster):
-        # A worker that still computes is as if it had just begun.
-        first = cluster.policy.per_version(cluster.workers)
-        duration = barrier_time(cluster.compute_laws[0], cluster.workers, first=first)
-        return ThroughputTheory("order statistics", first / duration, exact=True)
-    return bound
-
-
 def _repairman_holds(cluster: Cluster) -> bool:
     exponential = isinstance(cluster.service, Exponential) and cluster.discipline == "fifo"
     return exponential and not cluster.separate_reads and think_time(cluster) is not None
@@ -390,8 +316,6 @@ class StalenessTheory(NamedTuple):
     queue_free: bool = False  #: whether the server takes no time; else ``std`` is an approximation
     #: From whole numbers to their probabilities, if the whole law is known.
     probability: Callable[[np.ndarray], np.ndarray] | None = None
-    #: Source of the mean: ``"conserved"``, for any laws of the times, or ``"bounded clocks"``.
-    mean_law: str = "conserved"
 
 
 def staleness_theory(cluster: Cluster, computations: float = math.inf) -> StalenessTheory:
@@ -446,11 +370,6 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
     n, policy = cluster.workers, cluster.policy
     if policy.name == "trials":  # no round ends while a computation is under way
         return StalenessTheory("", 0.0, (0.0, 0.0))
-    clocks = memoryless_clocks(cluster)
-    if clocks is not None and cluster.service.mean == 0 and cluster.protocol == "exchange":
-        return StalenessTheory(
-            "", clocks.staleness, (clocks.staleness,) * 2, mean_law="bounded clocks"
-        )
     upper = float(n - 1)
     if cluster.protocol == "read_then_write":
         upper = float(n if cluster.exclusive else 2 * n - 1)
