@@ -10,7 +10,6 @@ comes from a later read, if all are equally fast) but never more than half of th
 that fill slowly, or very unequal workers, leave out more: ``warm_up``.
 """
 
-import bisect
 from typing import Any
 
 import numpy as np
@@ -239,25 +238,6 @@ def per_worker(trace: Tables, warm_up: int | None = None) -> pd.DataFrame:
     )
 
 
-def kept_versions(trace: Tables) -> int:
-    """Return the number of versions that no restored checkpoint has undone."""
-    rows = trace.frame["version"].to_numpy()
-    restores = restores_of(trace.absences, len(rows)).sort_values("end")
-    # Between two restores versions grow one by one; a restore makes one, the checkpoint's copy.
-    first, kept_at_first = [0], [0]
-
-    def kept(version: int) -> int:
-        place = bisect.bisect_right(first, version) - 1
-        return kept_at_first[place] + version - first[place]
-
-    for row, checkpoint in zip(restores["to_row"], restores["version"], strict=True):
-        before = int(rows[row - 1]) if row else 0
-        of_copy = kept(checkpoint)
-        first.append(max(before, first[-1]) + 1)
-        kept_at_first.append(of_copy)
-    return kept(int(rows[-1]))
-
-
 def queue(trace: Tables) -> pd.DataFrame:
     """Count the visits at the server, waiting or in service, as a step function of time.
 
@@ -280,26 +260,19 @@ def queue(trace: Tables) -> pd.DataFrame:
 
 
 def _server(trace: Tables, begin: float, end: float) -> dict[str, float]:
-    stations = _stations(trace, begin, end)
-    if len(stations) == 1:
-        return stations[0]
-    table = pd.DataFrame(stations)
-    return table.mean().to_dict() | {"queue_max": int(table["queue_max"].max())}
-
-
-def _stations(trace: Tables, begin: float, end: float) -> list[dict[str, float]]:
-    """Measure the load and the waits of each server in an interval; nan without a server."""
+    """Measure the load and the waits of the server in an interval; nan without a server."""
     if trace.protocol == "prescribed":
-        return [dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)]
+        return dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)
     visits, present = trace.visits, trace.present
     if trace.servers == 1:
-        return [_station(trace, visits, present, begin, end)]
-    return [
+        return _station(trace, visits, present, begin, end)
+    stations = pd.DataFrame(
         _station(
-            trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end
+            trace, *(table[table["shard"] == shard] for table in (visits, present)), begin, end
         )
         for shard in range(trace.servers)
-    ]
+    )
+    return stations.mean().to_dict() | {"queue_max": int(stations["queue_max"].max())}
 
 
 def _station(
