@@ -151,11 +151,13 @@ class RayExecutor:
         """See the same of `asyncsim.study.executor.Executor`."""
         self._require_room()
         send_by_value()
-        refs = [self._task.remote(*self._pack(function, job)) for job in jobs]
-        places = {ref.future(): place for place, ref in enumerate(refs)}
+        pending = {}
+        for place, job in enumerate(jobs):
+            ref = self._task.remote(*self._pack(function, job))
+            pending[ref.future()] = place, ref
         try:
-            for ended in futures.as_completed(places):
-                place = places.pop(ended)
+            for ended in futures.as_completed(pending):
+                place, _ = pending.pop(ended)
                 try:
                     yield Completion(place, ended.result())
                 except RayTaskError as error:
@@ -165,7 +167,7 @@ class RayExecutor:
                 except RayError as error:  # lost more often than Ray repeats a task
                     yield Completion(place, JobError(_line(error), ""))
         finally:
-            for ref in refs:
+            for _, ref in pending.values():
                 with contextlib.suppress(RayError):
                     ray.cancel(ref, force=True)
 
