@@ -82,7 +82,7 @@ class Config(StudyConfig):
 
     question: Literal["optimizers", "outer_momentum", "best_momentum", "pipeline"] = "optimizers"
     """The question; its name may stand first, without the option."""
-    sources: tuple[Literal["fixed", "queue", "pipeline"], ...] = (FIXED, QUEUE, PIPELINE)
+    sources: tuple[Literal["fixed", "queue", "pipeline"], ...] = ("fixed", "queue", "pipeline")
     """Sources of staleness: fixed delays, queues at a server, a pipeline; all questions but that of
     pipelines."""
     delays: tuple[int, ...] = (0, 1, 2, 4, 8)
@@ -148,7 +148,7 @@ SCALES = {
     "optimizers": Config(),
     "outer_momentum": Config(
         question="outer_momentum",
-        sources=(FIXED, QUEUE),
+        sources=("fixed", "queue"),
         delays=(0, 2, 7),
         tune=tuple(2.0**k for k in range(-5, 5)),
         gradients=2560,
@@ -160,7 +160,7 @@ SCALES = {
     ),
     "best_momentum": Config(
         question="best_momentum",
-        sources=(QUEUE,),
+        sources=("queue",),
         delays=(0, 1, 3, 7, 15, 31),
         tune=tuple(2.0 ** (k / 2) for k in range(-10, 5)),
         gradients=600,
