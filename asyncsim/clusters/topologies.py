@@ -237,8 +237,9 @@ class random_regular(Topology):
             edges = {(i, j) for pair in pairs for i, j in (pair, pair[::-1])}
             if inverted:
                 edges = {(i, j) for i in range(workers) for j in range(workers) if i != j} - edges
+            sender, taker = np.array([*edges]).T
             try:
-                _require_connected("", _graph(*np.array([*edges]).T, 1.0, workers), directed=False)
+                _require_connected("", _graph(sender, taker, 1.0, workers), directed=False)
             except InputError:
                 continue
             return sorted(edges)
@@ -315,7 +316,8 @@ class adjacency(Topology):
         else:
             object.__setattr__(self, "matrix", _frozen(present.astype(np.int64).tolist()))
         object.__setattr__(self, "weights", weights)
-        graph = _graph(*np.nonzero(present.T), 1.0, len(present))
+        sender, taker = np.nonzero(present.T)
+        graph = _graph(sender, taker, 1.0, len(present))
         _require_connected("matrix", graph, not symmetric)
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ comes from a later read, if all are equally fast) but never more than half of th
 that fill slowly, or very unequal workers, leave out more: ``warm_up``.
 """
 
+import bisect
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,25 @@ def per_worker(trace: Tables, warm_up: int | None = None) -> pd.DataFrame:
     )
 
 
+def kept_versions(trace: Tables) -> int:
+    """Return the number of versions that no restored checkpoint has undone."""
+    rows = trace.frame["version"].to_numpy()
+    restores = restores_of(trace.absences, len(rows)).sort_values("end")
+    # Between two restores versions grow one by one; a restore makes one, the checkpoint's copy.
+    first, kept_at_first = [0], [0]
+
+    def kept(version: int) -> int:
+        place = bisect.bisect_right(first, version) - 1
+        return kept_at_first[place] + version - first[place]
+
+    for row, checkpoint in zip(restores["to_row"], restores["version"], strict=True):
+        before = int(rows[row - 1]) if row else 0
+        of_copy = kept(checkpoint)
+        first.append(max(before, first[-1]) + 1)
+        kept_at_first.append(of_copy)
+    return kept(int(rows[-1]))
+
+
 def queue(trace: Tables) -> pd.DataFrame:
     """Count the visits at the server, waiting or in service, as a step function of time.
 
@@ -268,7 +288,7 @@ def _server(trace: Tables, begin: float, end: float) -> dict[str, float]:
         return _station(trace, visits, present, begin, end)
     stations = pd.DataFrame(
         _station(
-            trace, *(table[table["shard"] == shard] for table in (visits, present)), begin, end
+            trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end
         )
         for shard in range(trace.servers)
     )
