@@ -9,10 +9,9 @@ from matplotlib.animation import FFMpegWriter, PillowWriter
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Circle
 
-from asyncsim.base.console import number_text
+from asyncsim.base.console import Progress, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import write_whole
-from asyncsim.base.progress import Progress
 from asyncsim.drawing import look
 from asyncsim.pages.film import Film, on_screen, rings, scale
 from asyncsim.pages.page import Shown, films_of
@@ -62,7 +61,7 @@ def write_movie(chosen: Sequence[Shown], path: Path, frames: int = 300) -> Path:
                     for draw in drawn:
                         draw(frame, time)
                     writer.grab_frame()
-                    bar.update()
+                    bar.advance(frame + 1)
 
         return write_whole(path, save)
 

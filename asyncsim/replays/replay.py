@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from asyncsim.base.console import Progress
 from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
-from asyncsim.base.progress import Progress
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods.method import Method
@@ -318,7 +318,7 @@ def run_to_the_end(
                     "one call to the next, "
                     "in a list or a global say; return it as its state instead"
                 ) from error
-            bar.update(running.position - bar.n)
+            bar.advance(running.position)
             if stop in stops and not running.over:
                 evaluate()
             if running.over:
