@@ -105,32 +105,35 @@ def _marks(trace: Tables) -> list[Mark]:
     # The next read of a stopped computation comes after it.
     pulled = push_read >= 0
     pulled[pulled] = reads["time"].to_numpy()[push_read[pulled]] <= commit_time[pulled]
-    is_whole = (reads["shard"] < 0).to_numpy()
-    open_reads = reads[reads["is_open"] & is_whole]
+    open_reads = reads[reads["is_open"] & (reads["shard"] < 0)]
     is_pull = np.zeros(len(reads), bool)
     is_pull[push_read[pulled]] = True
     # For the message of a computation that is not done.
     is_pull[open_reads.index[open_reads["worker"].duplicated()]] = True
     # A read for a message belongs to the cycle of the message's computation.
     reads = reads.assign(job=reads["job"] - is_pull)
+    whole = (reads["shard"] < 0).to_numpy()
+    is_visit = np.zeros(len(reads), bool)
+    if trace.servers == 1:
+        is_visit[trace.read_visits.index] = True
     ended = failed_by != RESENT  # otherwise the message departs again
     present = trace.present.groupby("worker", as_index=False)["arrive_time"].max()
     present = present.assign(job=np.iinfo(np.int64).max)
     return [
-        *_visit(reads, "time", RETURNING, is_whole & ~is_pull),
+        _mark(reads, "arrive_time", WAITING, is_visit & ~is_pull),
+        _mark(reads, "serve_time", SERVED, is_visit & ~is_pull),
+        _mark(reads, "time", RETURNING, whole & ~is_pull),
         *computing,
         _mark(steps, "send_time", SENDING),
-        *_visit(reads, "time", SENDING, is_whole & is_pull),
-        *_visit(steps, "commit_time", RETURNING, ended & pulled),
-        *_visit(steps, "commit_time", HELD, ended & ~pulled),
+        _mark(reads, "arrive_time", WAITING, is_visit & is_pull),
+        _mark(reads, "serve_time", SERVED, is_visit & is_pull),
+        _mark(reads, "time", SENDING, whole & is_pull),
+        _mark(steps, "arrive_time", WAITING, ended),
+        _mark(steps, "serve_time", SERVED, ended),
+        _mark(steps, "commit_time", RETURNING, ended & pulled),
+        _mark(steps, "commit_time", HELD, ended & ~pulled),
         _mark(present, "arrive_time", SERVED if trace.discipline == "lock_free" else WAITING),
     ]
-
-
-def _visit(table: pd.DataFrame, end: str, phase: int, rows: np.ndarray) -> list[Mark]:
-    """Return the marks of visits at the server, after which a phase begins."""
-    times = {"arrive_time": WAITING, "serve_time": SERVED, end: phase}
-    return [_mark(table, time, begun, rows) for time, begun in times.items()]
 
 
 def _lasting(trace: Tables, marks: list[Mark], last: float) -> pd.DataFrame:
