@@ -197,7 +197,7 @@ class Results(NamedTuple):
         length = f"{budget:g} s" if budget else "the same number of accepted gradients"
         rates = self.rates[_RATE].nunique()
         tuned = f", each at the best of {rates} learning rates" if config.rates else ""
-        if config.has_trials:
+        if self.trials is not None:
             seeds = counted(config.tune_seeds, "further seed")
             tuned += f", chosen on {seeds} over half of that"
         return "\n".join(
@@ -230,7 +230,7 @@ class Results(NamedTuple):
             words = verdict(rows, names, self.measure, what, self.goal, longer)
             verdicts.append(f"{f'{setting}: ' if setting else ''}{words}")
             yield at_the_edge(rows, self.config.rates, names)
-            if self.config.has_trials:
+            if self.trials is not None:
                 yield self._at_one_rate(rows)
 
     def _at_one_rate(self, rows: pd.DataFrame) -> str:
