@@ -576,6 +576,26 @@ def test_a_target_is_bounded_by_the_evaluations_around_it():
     assert bounds(2.0) == (times[2], times[5])
 
 
+@pytest.mark.parametrize(
+    ("losses", "rises"),
+    [
+        ([1.0, 2.0, 3.0], True),
+        ([1.0, 2.0, np.nan], True),
+        ([1.0, 2.0, 1.5], False),
+        ([1.0, 2.0, 3.0, 0.5], False),  # as with momentum
+        ([1.0, 0.5, 3.0], False),
+        ([1.0, 2.0], False),
+    ],
+)
+def test_a_loss_that_rises_from_the_start_is_noticed(losses, rises):
+    trace = simulate(asyncsim.Cluster(workers=1, compute="constant(1)"), len(losses))
+    run = make_run("gem", 1, steps=len(losses))
+    commits = np.arange(len(losses))
+    table = {"commit": commits, "commit_time": 1.0 * commits, "train_loss": losses}
+    run.evaluations = pd.DataFrame(table)
+    assert Target(0.1).reached(run, trace)["rises"] == rises
+
+
 def test_evaluations_begin_at_every_commit_until_the_target_is_met():
     trace = simulate(asyncsim.Cluster(workers=2, compute="constant(1)"), 80)
     problem, method = problems.quadratic([1.0, 0.1]), methods.downpour(learning_rate=0.05)

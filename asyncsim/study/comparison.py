@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import optax
 import pandas as pd
 
@@ -230,8 +231,19 @@ class Results(NamedTuple):
             words = verdict(rows, names, self.measure, what, self.goal, longer)
             verdicts.append(f"{f'{setting}: ' if setting else ''}{words}")
             yield at_the_edge(rows, self.config.rates, names)
+            yield self._rising(rows)
             if self.trials is not None:
                 yield self._at_one_rate(rows)
+
+    def _rising(self, rows: pd.DataFrame) -> str:
+        """Name the rows of a setting whose loss rises from the start on, with every seed."""
+        runs = _at_rates(self.finished.summary).merge(rows[[*self.keys, *self.study.cases, _RATE]])
+        if "rises" not in runs:
+            return ""
+        rising = runs.groupby(self.compared, sort=False)["rises"].all()
+        names = [" on ".join(map(str, np.atleast_1d(name))) for name in rising[rising].index]
+        remedy = "look at the sign of the update, or give a lower learning rate"
+        return f"loss rises from the start on: {', '.join(names)}; {remedy}" if names else ""
 
     def _at_one_rate(self, rows: pd.DataFrame) -> str:
         """Say what the best row's rate gives with each method of a setting, in the trials."""

@@ -164,14 +164,17 @@ class Target(NamedTuple):
         never was, or the run diverged. ``gradients_to_target``: gradients of all workers until
         then, discarded ones too. ``..._low`` and ``..._high``: their bounds by the evaluations
         before and at the target. ``first_touch``: the time (s) without holding. ``at_start``:
-        whether the initial parameters meet it; ``start``: their value. ``gradients``: gradients of
-        the whole run.
+        whether the initial parameters meet it; ``start``: their value. ``rises``: whether the loss
+        or error rises from the first evaluations on, and ends above its start. ``gradients``:
+        gradients of the whole run.
         """
         touched = self._replace(hold=0).time(run.evaluations)
         time = low = high = np.inf
         if run.diverged_at is None:
             low, high = self.bounds(run.evaluations, trace)
             time = float(np.clip(self.time(run.evaluations), low, high))
+        first, *values = np.asarray(self._falling(run.evaluations)[0], float)
+        is_rising = len(values) > 1 and first < values[0] and not values[0] >= values[1]
         frame = trace.frame
         times = {"": time, "_low": low, "_high": high}
         columns = {f"time_to_target{bound}": value for bound, value in times.items()}
@@ -184,6 +187,7 @@ class Target(NamedTuple):
             "first_touch": touched,
             "at_start": touched == run.evaluations["commit_time"].iloc[0],
             "start": float(run.evaluations[self.of].iloc[0]),
+            "rises": is_rising and not values[-1] <= first,
             "gradients": float(frame.loc[end, "local_steps"].sum()),
         }
 
