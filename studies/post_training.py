@@ -22,7 +22,7 @@ import optax
 import pandas as pd
 
 from asyncsim.base.calls import called
-from asyncsim.base.console import counted, number_text, over_seeds
+from asyncsim.base.console import number_text, over_seeds
 from asyncsim.base.errors import InputError, require_count, require_number
 from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.clusters.cluster import Cluster
@@ -39,7 +39,7 @@ from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.loading import own_file
-from asyncsim.study.ranking import Measure, at_the_edge, means, spread, tuned
+from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, spread, tuned, verdict
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates, time_to_target
 from asyncsim.traces.samples import binding_limit
@@ -49,6 +49,7 @@ from asyncsim.traces.trace import Trace
 CLOCKS, STALENESS, TIMELINE, UPDATES, EVALUATIONS, SPLIT = (
     f"{name}.csv" for name in ("clocks", "staleness", "timeline", "updates", "evaluations", "split")
 )
+_TIME = Measure("time_to_target")
 QUEUES, REWARDS, CURVES = (f"{name}.csv" for name in ("queues", "rewards", "curves"))
 #: Numbers of a clock: of `Trace.summary`.
 _NUMBERS = (
@@ -272,9 +273,9 @@ def _conclude(
     if (folder / SPLIT).exists():
         divided = finished.table(SPLIT).sort_values("update_time", kind="stable", ignore_index=True)
         tables[SPLIT] = divided
-    ranked = tables.get(REWARDS, tables[QUEUES])
+    rows = tables.get(REWARDS, tables[QUEUES])
     by = "time_to_target" if REWARDS in tables else "update_time"
-    queue = ranked.loc[ranked[by].idxmin(), "queue"]
+    queue = rows.loc[rows[by].idxmin(), "queue"]
     trace = simulate(clusters[queue], config.steps, 0, progress=False)
     present(
         folder,
@@ -461,8 +462,8 @@ def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFram
 
 
 def reward_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per queue and correction at its best rate for the final reward; means over the
-    seeds.
+    """Return a row per queue and correction at its best rate for the final reward, the quickest to
+    the target first; means over the seeds.
     """
     keys = ["queue", "correction"]
     best = tuned(summary, keys, Measure("reward", "most"))
@@ -473,7 +474,8 @@ def reward_table(summary: pd.DataFrame) -> pd.DataFrame:
         "target",
         *(f"reward_q{part}" for part in range(1, 5)),
     ]
-    return means(best, [*keys, "learning_rate"], columns, spreads=True)
+    by = [*keys, "learning_rate"]
+    return ranked(grid(best, by, columns, _TIME), best, by, _TIME)
 
 
 def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
@@ -571,16 +573,14 @@ def answer(tables: dict[str, pd.DataFrame]) -> str:
         target = number_text(rewards["target"].iloc[0])
         if rewards["target"].isna().any():
             return f"{text}; every run diverged: give lower rates to --tune."
-        met = rewards[np.isfinite(rewards["time_to_target"])]
-        if met.empty:
+        first = rewards.iloc[0]
+        if not np.isfinite(first["time_to_target"]):
             return f"{text}; no setting rises to a reward of {target} with every seed."
-        first = met.loc[met["time_to_target"].idxmin()]
+        names = [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]
         text += (
-            f"; quickest to a reward of {target}: {first['queue']} with {first['correction']} at a "
-            "rate of "
+            f"; quickest to a reward of {target}: {names[0]} at a rate of "
             f"{first['learning_rate']:g}, after {number_text(first['time_to_target'])} s"
         )
-        close = met[met["time_to_target"] <= 1.05 * first["time_to_target"]]
-        if len(close) > 1:
-            text += f" ({counted(len(close) - 1, 'other')} within 5 %)"
+        goal = f"a reward of {target}"
+        return f"{text}.\n{verdict(rewards, names, _TIME, 'setting', goal)}"
     return f"{text}."

@@ -177,7 +177,8 @@ def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
     rows, curves = [], []
     for rate, end in zip((0.1, 1.0), ends, strict=True):
         status = "diverged" if np.isnan(end) else "finished"
-        rows.append({**key, "learning_rate": rate, "status": status, "reward": end})
+        row = {**key, "learning_rate": rate, "status": status, "reward": end}
+        rows.append({**row, "final_loss": -end, "simulated_seconds": 4.0})
         rewards = [0.3] if np.isnan(end) else [0.3, end, end, end, end]
         curve = {"commit": range(len(rewards)), "commit_time": range(len(rewards))}
         curves.append(pd.DataFrame({**curve, "reward": rewards, **key, "learning_rate": rate}))
@@ -187,6 +188,33 @@ def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
     queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
     rewards = post_training.reward_table(runs)
     assert answer in post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
+
+
+def test_the_quickest_correction_has_an_interval():
+    rows = [
+        {
+            "queue": "keep()",
+            "correction": correction,
+            "learning_rate": 0.1,
+            "seed": seed,
+            "status": "finished",
+            "reward": 0.9,
+            "final_loss": 0.1,
+            "time_to_target": time + seed,
+            "first_touch": time + seed,
+            "simulated_seconds": 50.0,
+            "target": 0.6,
+        }
+        for correction, time in (("none", 30.0), ("truncated(2)", 10.0))
+        for seed in range(3)
+    ]
+    queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
+    rewards = post_training.reward_table(pd.DataFrame(rows))
+    assert list(rewards["correction"]) == ["truncated(2)", "none"]
+    said = post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
+    assert said.splitlines()[1] == (
+        "keep() with truncated(2) is the fastest setting (95% confidence, 3 seeds)"
+    )
 
 
 def test_shares_by_hand():

@@ -324,6 +324,24 @@ def test_rows_count_at_their_best_rate_and_are_ranked_within_a_setting():
     assert table.settings == [] and table.best["window"].tolist() == [8, 1, 1, 8]
 
 
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ((0.2, 0.1), "curves cross: fast is first at the target, slow has the lowest training"),
+        ((0.1, 0.2), ""),
+        ((0.1, 0.1), ""),
+    ],
+)
+def test_curves_that_cross_are_named(losses, said):
+    rows = [
+        *timed("fast", 0.1, [10.0, 11.0, 10.5], train_loss=losses[0]),
+        *timed("slow", 0.1, [40.0, 44.0, 42.0], train_loss=losses[1]),
+    ]
+    table = hand_made(rows)
+    words = table._crossing(table.best, list(table.best["method"]))
+    assert words.startswith(said) and bool(words) == bool(said)
+
+
 def test_a_worst_case_counts_a_diverged_run_as_accuracy_0():
     """At 0.1 a seed diverges under the worst attack, and yet its mean accuracy is above the worst
     of 0.2.

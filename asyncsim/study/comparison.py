@@ -18,7 +18,7 @@ import numpy as np
 import optax
 import pandas as pd
 
-from asyncsim.base.console import counted, note
+from asyncsim.base.console import counted, note, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.methods import METHODS, Method
@@ -231,9 +231,28 @@ class Results(NamedTuple):
             words = verdict(rows, names, self.measure, what, self.goal, longer)
             verdicts.append(f"{f'{setting}: ' if setting else ''}{words}")
             yield at_the_edge(rows, self.config.rates, names)
+            yield self._crossing(rows, names)
             yield self._rising(rows)
             if self.trials is not None:
                 yield self._at_one_rate(rows)
+
+    def _crossing(self, rows: pd.DataFrame, names: Sequence[str]) -> str:
+        """Say that the first row at the target is not the one with the lowest loss at the end."""
+        loss = Measure("train_loss")
+        if not is_until_target(self.measure.name) or loss.name not in rows:
+            return ""
+        order = rows[loss.name].argsort(kind="stable")
+        lowest, first = names[order.iloc[0]], names[0]
+        by = [*self.keys, *self.study.cases, _RATE]
+        losses = ranked(rows.iloc[order], _at_rates(self.finished.summary), by, loss)
+        place = list(order).index(0)
+        if place == 0 or losses["is_apart"].iloc[place] is False:
+            return ""
+        ends = [number_text(losses[loss.name].iloc[at]) for at in (0, place)]
+        return (
+            f"curves cross: {first} is first at the target, {lowest} has the lowest "
+            f"{loss.heading} at the end, {ends[0]} against {ends[1]}"
+        )
 
     def _rising(self, rows: pd.DataFrame) -> str:
         """Name the rows of a setting whose loss rises from the start on, with every seed."""
