@@ -98,11 +98,11 @@ class Config(JobOptions):
     """Options of the study of post-training."""
 
     slots: int = 64
-    """Samples that are generated at once; with --split those of one accelerator."""
+    """Samples that are generated at once; with --split those of the --accelerators."""
     length: str = "lognormal(mean=1, cv=0.9)"
     """Law of the seconds that a sample takes."""
     train: str = "constant(0.4)"
-    """Law of the seconds of an update on a batch; with --split those of one accelerator."""
+    """Law of the seconds of an update on a batch; with --split those of the --accelerators."""
     group: int = 8
     """Samples of one prompt."""
     batch: int = 32
@@ -140,6 +140,9 @@ class Config(JobOptions):
     """Accelerators to divide between rollouts and training, in all ways, by time alone; 0: no such
     table.
     """
+    accelerators: tuple[int, int] = (1, 1)
+    """Accelerators for rollouts and for training that the --recording ran on, or that --slots and
+    --train describe; --split starts from these."""
 
     corrections: tuple[str, ...] = ("none", "truncated(2)", "ppo(0.2)", "decoupled(0.2)")
     """Corrections for staleness: none, importance, truncated, cispo, icepop, ppo, decoupled, gspo,
@@ -187,6 +190,12 @@ class Config(JobOptions):
         require_count("split", self.split, 0, 1000)
         if self.target is not None:
             require_number("target", self.target)
+        for count in self.accelerators:
+            require_count("accelerators", count)
+        if self.changed("accelerators") and not self.split:
+            raise InputError(
+                f"accelerators = {self.accelerators}: has no effect without split; give split, too"
+            )
         if self.split == 1:
             raise InputError("split = 1: one accelerator cannot be divided; give 2 or more")
         check_values("queues", self.queues)
@@ -399,10 +408,10 @@ def _split_job(config: Config, queue: str, cluster: Cluster, generating: int) ->
 
 def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables:
     assert cluster.rollouts is not None and isinstance(cluster.compute, Law)
-    rollouts = dataclasses.replace(
-        cluster.rollouts, slots=cluster.rollouts.slots * labels["generating"]
-    )
-    compute = scaled(cluster.compute, 1 / labels["training"])
+    generating, training = config.accelerators
+    slots = max(1, round(cluster.rollouts.slots * labels["generating"] / generating))
+    rollouts = dataclasses.replace(cluster.rollouts, slots=slots)
+    compute = scaled(cluster.compute, training / labels["training"])
     trace = simulate(
         dataclasses.replace(cluster, compute=compute, rollouts=rollouts),
         config.steps,
@@ -513,7 +522,11 @@ def _parts(
     if config.seeds == 1:
         parts.append("one seed cannot show the noise; give --seeds 3 or more")
     if SPLIT in tables:
-        parts += [f"{config.split} accelerators divided, by time alone; the quickest first"]
+        generating, training = config.accelerators
+        parts += [
+            f"{config.split} accelerators divided, by time alone, from {generating} for rollouts "
+            f"and {training} for training; the quickest first"
+        ]
         own = [
             "queue",
             "generating",
@@ -568,6 +581,12 @@ def answer(tables: dict[str, pd.DataFrame]) -> str:
     text = (
         f"{limits}. Quickest update: {quickest['queue']}, {number_text(quickest['update_time'])} s"
     )
+    if SPLIT in tables:
+        best = tables[SPLIT].iloc[0]
+        text += (
+            f"; best division: {best['generating']} for rollouts and {best['training']} for "
+            f"training with {best['queue']}, {number_text(best['update_time'])} s an update"
+        )
     if REWARDS in tables:
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])

@@ -190,6 +190,23 @@ def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
     assert answer in post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
 
 
+def test_a_division_starts_from_the_accelerators_of_the_log():
+    rows = []
+    for slots, train, accelerators in ((4, 0.5, (1, 1)), (8, 0.25, (2, 2))):
+        config = post_training.Config(
+            slots=slots,
+            train=f"constant({train})",
+            length="exponential(1)",
+            split=3,
+            accelerators=accelerators,
+            corrections=(),
+            steps=20,
+        )
+        job = post_training._split_job(config, "keep", config.cluster("keep"), 2)
+        rows.append(job.function(*job.arguments))
+    assert rows[0] == rows[1]
+
+
 def test_the_quickest_correction_has_an_interval():
     rows = [
         {
@@ -246,6 +263,7 @@ def test_shares_by_hand():
         ({"seeds": 10**9}, "seeds = 1000000000: must be at most 100,000"),
         ({"split": 10**6}, "split = 1000000: must be at most 1,000"),
         ({"split": 1}, "split = 1: one accelerator cannot be divided"),
+        ({"accelerators": (2, 1)}, "has no effect without split"),
         ({"inner_steps": 3}, "inner_steps = 3: does not divide"),
         ({"batch": 9}, "batch = 9: is no multiple of group = 2"),
         ({"tune": ()}, "tune: none given"),
