@@ -10,7 +10,10 @@ from asyncsim.drawing import look
 from asyncsim.runs.export import tidy
 
 METHODS = ("gem(kappa=[1, 2], momentum=0.5)", "downpour")
-COMMAND = ("study", "staleness", "--problem=quadratic", "--workers=3", "--steps=4", "--seeds=2")
+COMMAND = (
+    *("study", "staleness", "--problem=quadratic", "--workers=3", "--steps=4", "--seeds=2"),
+    "--learning-rate=0.05",
+)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,10 @@ from asyncsim.study.finished import Finished
 from asyncsim.study.jobs import measurement
 from asyncsim.study.sweep import run_cells, sweep
 
-TOY = ("staleness", "--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic")
+TOY = (
+    *("staleness", "--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic"),
+    "--learning-rate=0.05",
+)
 MINE = """
 from pathlib import Path
 from asyncsim.methods import Applied, Method, gradient_steps
