@@ -117,6 +117,7 @@ class Comparison(NamedTuple):
                     note(warning)
 
             also: dict[str, Any] = {"compared": list(self.compared), "measure": measure.name}
+            also["tune"] = None if config.rates is None else list(config.rates)
             follow = at_best_rates if trials else None
             if trials:  # the cells that follow differ in other options only
                 points = [_without(cell, _RATE) for cell in cells]
