@@ -97,10 +97,14 @@ class Comparison(NamedTuple):
             ]
 
             jobs = self.measurements(config, cells)
-            trials = [cell.trial(config.tune_seeds) for cell in cells if config.has_trials]
+            has_trials = config.has_trials and any(cell.methods for cell in cells)
+            trials = [cell.trial(config.tune_seeds) for cell in cells if has_trials]
 
             def at_best_rates(folder: Path) -> list[Cell]:
-                cells[:] = chosen(read_summary(folder, TRIALS), cells, trials, self.cases, measure)
+                tried = read_summary(folder, TRIALS)
+                if tried.empty:  # all failed
+                    return []
+                cells[:] = chosen(tried, cells, trials, self.cases, measure)
                 return cells
 
             def conclude(folder: Path, summary: pd.DataFrame) -> None:
