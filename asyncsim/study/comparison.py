@@ -246,10 +246,11 @@ class Results(NamedTuple):
         loss = Measure("train_loss")
         if not is_until_target(self.measure.name) or loss.name not in rows:
             return ""
-        order = rows[loss.name].argsort(kind="stable")
-        lowest, first = names[order.iloc[0]], names[0]
+        order = np.argsort(rows[loss.name].to_numpy(), kind="stable")  # NaN comes last
+        lowest, first = names[order[0]], names[0]
         by = [*self.keys, *self.study.cases, _RATE]
-        losses = ranked(rows.iloc[order], _at_rates(self.finished.summary), by, loss)
+        runs = _at_rates(self.study.counting(self.finished.summary))
+        losses = ranked(rows.iloc[order], runs.drop_duplicates([*by, "seed"]), by, loss)
         place = list(order).index(0)
         if place == 0 or losses["is_apart"].iloc[place] is False:
             return ""
