@@ -659,8 +659,7 @@ def test_rates_are_chosen_on_further_seeds_over_half_of_the_steps(tmp_path, caps
     assert set(shown["downpour"]) == {best} and set(shown.filter(like="sgd")) == {0.02}
     lengths = {len(Trace.load(folder / file)) for file in trials["trace_file"]}
     assert 2 * max(lengths) == len(Trace.load(folder / summary["trace_file"].iloc[0])) == 16
-    out = capsys.readouterr().out
-    assert f"at one rate for all, {best:g}" in out and "chosen on 1 further seed" in out
+    assert "chosen on 1 further seed" in capsys.readouterr().out
     assert set(read(folder, "staleness").table("tuning.csv")["seeds"]) == {1}
 
 
