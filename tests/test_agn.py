@@ -79,7 +79,7 @@ def test_study_writes_its_tables(lenient, capsys):
     printed = capsys.readouterr().out
     assert "temporal efficiency" in printed and "training accuracy" in printed
     drawn = {path.stem for path in result.folder.glob("*.png")}
-    assert drawn >= {"agn", "staleness", "collapse", "updates"}
+    assert drawn >= {"agn", "staleness", "collapse"}
     assert (grid["straightness"] <= 1).all()
     # The length of AGN's step is one gradient's.
     longest = grid.xs(window[-1], level="window")["update_norm"]
@@ -268,7 +268,7 @@ def write_windows(folder):
 
 
 #: The figures that read runs or recorders, which the hand-made folder lacks.
-OF_RUNS = ("updates", "path")
+OF_RUNS = ("path",)
 
 
 def test_paths_are_measured_against_straight_lines(tmp_path):

@@ -46,7 +46,6 @@ FIGURES = {
     "times": Drawing("windows", "training times by workers and window", lines.times),
     "staleness": Drawing("windows", "staleness with n workers", clusters.staleness),
     "collapse": Drawing("windows", "DOWNPOUR's collapse with more workers", lines.collapse),
-    "updates": Drawing("windows", "size and direction of updates by window", lines.updates),
     "path": Drawing("path", "path of AGN's central variable by window", clusters.path),
 }
 

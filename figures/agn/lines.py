@@ -1,5 +1,5 @@
 """Columns of the study's table against workers or windows, with the published points: DOWNPOUR's
-collapse, training times, size and direction of updates.
+collapse, and training times.
 """
 
 import itertools
@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
@@ -32,14 +31,6 @@ _CLUSTER = {
     "protocol": "write_then_read",
 }
 _EXAMPLES = 60_000
-#: Columns of updates and their labels; the cosines are there if the study recorded directions.
-_COLUMNS = {
-    "update_norm": "mean length of a step",
-    "straightness": "distance / length of the path",
-    "gradient_cosine": "cosine, full gradient",
-    "target_cosine": "cosine, way to the end",
-    "previous_cosine": "cosine, previous step",
-}
 
 
 class _Line(NamedTuple):
@@ -111,39 +102,6 @@ def times(results: Finished) -> Figure:
     axes.set_ylabel("training time (s)")
     axes.set_ylim(0, None)
     return _finished(figure, f"time of {_GRADIENTS:,} minibatches of MNIST", 3)
-
-
-def updates(results: Finished) -> Figure:
-    """Draw the size and the direction of updates, and the straightness of the path, by window."""
-    table = results.table("grid.csv", ["update_norm"])
-    present = {name: label for name, label in _COLUMNS.items() if name in table}
-    labels = {name: appearance.label for name, appearance in _of_methods(table).items()}
-    names = table["method"].map(labels) + ", n = " + table["workers"].astype(str)
-    table = table.assign(line=names)
-    lines = {
-        name: _Line(appearance.color, appearance.line, marker, name)
-        for (name, appearance), marker in zip(
-            look.category_looks(names.unique()).items(), itertools.cycle(look.MARKERS), strict=False
-        )
-    }
-    rows = 1 + (len(present) > 2)
-    figure, panels = look.new_figure(look.DOUBLE, 0.9 + 2.0 * rows, -(-len(present) // rows), rows)
-    for axes in panels[len(present) :]:
-        axes.set_visible(False)
-    for axes, (column, label) in zip(panels, present.items(), strict=False):
-        _draw(axes, table, ("line", "window", column), lines)
-        axes.set_xlabel("window \u03bb")
-        axes.set_ylabel(label)
-    panels[0].set_yscale("log")
-    first = table[table["line"] == next(iter(lines))].sort_values("window")
-    if len(first) > 1:
-        low, high = first.iloc[0], first.iloc[-1]
-        figure.set_label(
-            f"With {counted(int(low['workers']), 'worker')}, the mean length of a step of "
-            f"{labels[low['method']]} goes from {number_text(low['update_norm'])} at a window of "
-            f"{low['window']} to {number_text(high['update_norm'])} at {high['window']}."
-        )
-    return _finished(figure, setting(results, "updates by window"), 3)
 
 
 def _of_methods(table: pd.DataFrame) -> dict[str, _Line]:
