@@ -80,12 +80,6 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
         for line, label in _LINES.values()
     ]
     handles = [*(named if len(named) > 1 else []), *lines]
-    layout.legend_below(
-        figure,
-        handles,
-        [str(handle.get_label()) for handle in handles],
-        columns=min(4, len(handles)),
-    )
     method = "" if len(looks) > 1 else f", trained with {next(iter(looks.values())).label}"
     seeds = over_seeds(summary["seed"].nunique(), "mean of")
     largest = summary[summary["models"] == summary["models"].max()]
@@ -98,9 +92,8 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
     models = f"averaging {summary['models'].max():.0f} models gives a test loss of"
     figure.set_label(findings.sentence(f"{models} {'; '.join(losses)}" if losses else ""))
     left_out = ", without those that diverged" if summary["diverged"].any() else ""
-    layout.title(
-        figure, f"Predictions of independent models, averaged and single{method}{left_out}: {seeds}"
-    )
+    about = f"Predictions of independent models, averaged and single{method}{left_out}: {seeds}"
+    layout.finish(figure, about, handles=handles)
     return figure
 
 

@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 
 from asyncsim.base.console import counted, number_text, over_seeds, percent_text
 from asyncsim.drawing import findings, layout, look
+from asyncsim.drawing.curves import draw_band
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -46,35 +47,22 @@ def rewards(finished: Finished) -> Figure | None:
     for axes, queue in zip(panels, queues, strict=False):
         for correction, one in looks.items():
             rows = curves[(curves["queue"] == queue) & (curves["correction"] == correction)]
-            axes.plot(
-                rows["commit_time"],
-                rows["reward"],
-                color=one.color,
-                linestyle=one.line,
-                label=correction,
-            )
-            axes.fill_between(
-                rows["commit_time"],
-                rows["low"],
-                rows["high"],
-                color=one.color,
-                alpha=0.15,
-                linewidth=0,
-            )
+            band = rows.set_index("commit_time")[["reward", "low", "high"]]
+            draw_band(axes, band.set_axis(["mean", "min", "max"], axis=1), **one.style)
         axes.axhline(target, color=look.GREY, linewidth=0.6, linestyle=":")
         axes.set_xscale("log")
         axes.set_xlabel("simulated time (s)")
         axes.set_ylabel("expected reward")
         axes.tick_params(labelbottom=True, labelleft=True)
         layout.panel_title(axes, queue)
-    layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 4)
     ends = curves.drop_duplicates(["queue", "correction"], keep="last")
     ends = ends.set_index(ends["correction"] + " in " + ends["queue"])[["reward", "low", "high"]]
     ends = ends.set_axis(["mean", "min", "max"], axis=1)
     figure.set_label(findings.best(ends, "expected reward at the end", rising=True))
     seeds = over_seeds(int(finished.config["seeds"]))
     about = f"{finished.config['problem']}, {seeds}; dotted: the target"
-    layout.title(figure, f"corrections at their best rates, by queue; {about}", look.DOUBLE)
+    about = f"corrections at their best rates, by queue; {about}"
+    layout.finish(figure, about, width=look.DOUBLE)
     return figure
 
 
@@ -107,8 +95,8 @@ def staleness(finished: Finished) -> Figure:
         axes.set_xlabel("staleness (versions)")
         axes.set_ylabel("share")
         layout.panel_title(axes, queue)
-    layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 2)
-    layout.title(figure, "staleness of trained samples and tokens; dashed: means", look.DOUBLE)
+    about = "staleness of trained samples and tokens; dashed: means"
+    layout.finish(figure, about, 2, width=look.DOUBLE)
     means = laws.assign(mean=laws["staleness"] * laws["share"])
     means = means[means["weight"] == "samples"].groupby("queue")["mean"].sum().sort_values()
     ends = [f"{number_text(mean)} versions in {of}" for of, mean in means.iloc[[0, -1]].items()]
@@ -165,7 +153,6 @@ def timeline(finished: Finished) -> Figure:
     present = samples["outcome"].unique()
     handles += [Patch(color=color, label=name) for name, color in _LOST.items() if name in present]
     handles.append(Patch(color=look.VERMILLION, label="update"))
-    layout.legend_below(figure, handles, [str(handle.get_label()) for handle in handles], 4)
     is_trained = samples["outcome"] == "trained"
     means = samples[is_trained].groupby("queue", sort=False)["staleness"].mean()
     texts = [f"{number_text(mean)} in {queue}" for queue, mean in means.items()]
@@ -179,7 +166,7 @@ def timeline(finished: Finished) -> Figure:
         about += f"; {shown} of {counted(total, 'slot')}"
     if len(queues) < compared:
         about += f"; the first {len(queues)} of {counted(compared, 'queue')}"
-    layout.title(figure, about, look.DOUBLE)
+    layout.finish(figure, about, handles=handles, width=look.DOUBLE)
     return figure
 
 

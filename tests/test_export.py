@@ -95,7 +95,7 @@ def test_width_of_a_figure(finished):
     [
         (["--width", "0.2"], "width = 0.2: must be from 1 to 20 inches"),
         (["--width", "wide"], "argument --width: invalid float value: 'wide'"),
-        (["--only", "x"], "'--only': no option for the figures of a folder; leave it out"),
+        (["--only", "x"], "only = 'x': unknown; choose from curves"),
     ],
 )
 def test_bad_options_of_figures(

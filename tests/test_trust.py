@@ -234,7 +234,7 @@ def places(folder: Path) -> list[str]:
         "runs/sgd-seed0/run.json",
         "traces",
         "tags/good.json",
-        "loss.pdf",
+        "curves.pdf",
         "report.html",
     } <= {str(path) for path in below}
     partials = [path.with_name(f".{path.stem}.partial{path.suffix}") for path in below]
@@ -337,7 +337,7 @@ def test_no_link_in_a_folder_of_results_is_followed(
         ]
         few += [
             ".report.partial.html",
-            ".loss.partial.pdf",
+            ".curves.partial.pdf",
             ".made.partial.json",
             "tags/.good.partial.json",
         ]

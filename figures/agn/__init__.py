@@ -50,4 +50,4 @@ FIGURES = {
 }
 
 PAPER = Paper("agn", summary_of(__doc__), STUDIES, FIGURES)
-draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
+draw, draw_study = PAPER.draw, PAPER.draw_study

@@ -154,7 +154,5 @@ def _matches_thesis(results: Finished) -> bool:
 
 def _finished(figure: Figure, text: str, columns: int) -> Figure:
     """Add the legend and the title."""
-    handles = layout.labelled(figure)
-    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=columns)
-    layout.title(figure, text)
+    layout.finish(figure, text, columns)
     return figure

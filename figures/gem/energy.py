@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import DIVERGED, draw_band
+from asyncsim.drawing.curves import draw_band
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE, late_energy_ratio
@@ -64,7 +64,7 @@ def by_workers(results: Finished) -> Figure:
     for name in results.rows(status="diverged")["method"].unique():
         counts = results.rows(method=name, status="diverged")["workers"].unique()
         top = [vector.get_ylim()[1]] * len(counts)
-        vector.plot(counts, top, color=looks[name].color, clip_on=False, **DIVERGED)
+        vector.plot(counts, top, color=looks[name].color, clip_on=False, **layout.DIVERGED)
     figure.set_label(_finding(results, looks, values_of(results, "workers")[-1]))
     text = "central against proxy energy, medians over the last tenth of the runs"
     handles = list(layout.labelled(figure).values())

@@ -16,7 +16,6 @@ from asyncsim.base.errors import InputError
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     ALONG,
-    DIVERGED,
     Curve,
     axis_along,
     curve_of,
@@ -266,17 +265,9 @@ def finish(
     """Add the title, and a legend of the handles of ``axes`` and ``extra_handles`` below all
     panels.
     """
-    own, _ = axes.get_legend_handles_labels()
-    handles = list({str(handle.get_label()): handle for handle in [*own, *extra_handles]}.values())
-    if any(
-        line.get_marker() == DIVERGED["marker"] for panel in figure.axes for line in panel.lines
-    ):
-        handles += axes.plot([], [], color=look.BLACK, label="diverged", **DIVERGED)
-    if handles:
-        fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
-        labels = [str(handle.get_label()) for handle in handles]
-        layout.legend_below(figure, handles, labels, columns or fit)
-    layout.title(figure, text)
+    columns = columns or (3 if figure.get_figwidth() < look.DOUBLE else 6)
+    handles, _ = axes.get_legend_handles_labels()
+    layout.finish(figure, text, columns, [*handles, *extra_handles])
 
 
 def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
