@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from asyncsim.base.console import number_text, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import draw_band
+from asyncsim.drawing.curves import draw_ranges
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 from asyncsim.study.results import SUMMARY
@@ -100,10 +100,12 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
 def _panel(axes: Axes, table: pd.DataFrame, measure: str, color: str, marker: str) -> None:
     """Draw a method's means over the seeds, and the range of its averaged predictions."""
     for column, (line, _) in _LINES.items():
-        over = table.groupby("models")[f"{column}_{measure}"].agg(["mean", "min", "max"]).dropna()
-        if column != "test":
-            over["min"] = over["max"] = over["mean"]
-        draw_band(axes, over, color, linestyle=line, marker=marker, markersize=3.5)
+        style = {"color": color, "linestyle": line, "marker": marker, "markersize": 3.5}
+        if column == "test":
+            draw_ranges(axes, table, "models", f"test_{measure}", **style)
+        else:
+            means = table.groupby("models")[f"{column}_{measure}"].mean().dropna()
+            axes.plot(means.index, means, **style)
 
 
 draw = drawer("ensembles", _COLUMNS, ensembles=ensembles)

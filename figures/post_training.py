@@ -7,24 +7,16 @@ The data come from ``asyncsim post-training``, which draws them itself. To draw 
 
 ``rewards``: the expected reward against simulated time, a panel for each queue, each correction at
 its best rate with its range over seeds. ``staleness``: the law of the staleness of each queue, by
-samples and by tokens. ``timeline``: the samples of some slots, by their staleness, above the
-learner's updates.
+samples and by tokens.
 """
 
-import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from asyncsim.base.console import counted, number_text, over_seeds, percent_text
+from asyncsim.base.console import number_text, over_seeds
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import draw_band
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
-
-#: Of samples that were never trained, by outcome.
-_LOST = {"dropped": look.BLACK, "discarded": look.BLACK, "cancelled": look.GREY}
-#: The largest staleness with a colour of its own in the timeline.
-_STALE = 4
 
 
 def rewards(finished: Finished) -> Figure | None:
@@ -104,70 +96,4 @@ def staleness(finished: Finished) -> Figure:
     return figure
 
 
-def timeline(finished: Finished) -> Figure:
-    """Draw the samples on some slots and the learner's updates, a panel for each of the first
-    queues.
-    """
-    columns = ("queue", "slot", "start_time", "end_time", "staleness", "outcome", "slots")
-    samples = finished.table("timeline.csv", columns)
-    updates = finished.table("updates.csv", ("queue", "start_time", "send_time"))
-    queues = list(dict.fromkeys(samples["queue"]))
-    compared = len(finished.table("queues.csv", ("queue",)))
-    figure, panels = look.new_figure(look.DOUBLE, 3.6, len(queues))
-    shades = look.shades(range(_STALE + 1))
-    for axes, queue in zip(panels, queues, strict=True):
-        rows, trained = samples[samples["queue"] == queue], updates[updates["queue"] == queue]
-        begin, end = rows["begin"].iloc[0], rows["end"].iloc[0]
-        for row in rows.itertuples():
-            color = _LOST.get(row.outcome) or shades[min(int(row.staleness), _STALE)].color
-            start = max(row.start_time, begin)
-            width = min(row.end_time, end) - start
-            axes.barh(row.slot, width, 0.8, start, color=color, edgecolor="white", linewidth=0.3)
-        top = rows["slot"].max() + 2
-        for row in trained.itertuples():
-            start = max(row.start_time, begin)
-            axes.barh(
-                top,
-                min(row.send_time, end) - start,
-                1.6,
-                start,
-                color=look.VERMILLION,
-                edgecolor="white",
-            )
-            if begin <= row.send_time <= end:
-                axes.axvline(
-                    row.send_time, color=look.VERMILLION, linewidth=0.4, alpha=0.6, zorder=0
-                )
-        axes.set_xlim(begin, end)
-        axes.set_ylim(-0.6, top + 1)
-        slots = np.arange(0, top - 1, 4)
-        axes.set_yticks([*slots, top], [*map(str, slots), "learner"])
-        axes.set_xlabel("simulated time (s)")
-        layout.panel_title(axes, queue)
-    panels[0].set_ylabel("slot")
-    names = [*map(str, range(_STALE)), f"{_STALE} or more"]
-    handles = [
-        Patch(color=shades[number].color, label=f"staleness {name}")
-        for number, name in enumerate(names)
-    ]
-    present = samples["outcome"].unique()
-    handles += [Patch(color=color, label=name) for name, color in _LOST.items() if name in present]
-    handles.append(Patch(color=look.VERMILLION, label="update"))
-    is_trained = samples["outcome"] == "trained"
-    means = samples[is_trained].groupby("queue", sort=False)["staleness"].mean()
-    texts = [f"{number_text(mean)} in {queue}" for queue, mean in means.items()]
-    figure.set_label(
-        f"The mean staleness of the samples shown is {', '.join(texts)}; "
-        f"{percent_text(1 - is_trained.mean())} of them are never trained."
-    )
-    about = "samples by their staleness when trained; lines: new versions"
-    shown, total = int(samples["slot"].max()) + 1, int(samples["slots"].iloc[0])
-    if shown < total:
-        about += f"; {shown} of {counted(total, 'slot')}"
-    if len(queues) < compared:
-        about += f"; the first {len(queues)} of {counted(compared, 'queue')}"
-    layout.finish(figure, about, handles=handles, width=look.DOUBLE)
-    return figure
-
-
-draw = drawer("post_training", ("queue",), rewards=rewards, staleness=staleness, timeline=timeline)
+draw = drawer("post_training", ("queue",), rewards=rewards, staleness=staleness)

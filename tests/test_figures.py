@@ -313,6 +313,13 @@ def test_looks_are_stable_and_distinct():
     assert max(mine.values(), key=lambda one: one.width) == mine["my_own_method"]
 
 
+@pytest.mark.parametrize("color", [*look._PALETTE, look.PHASES["returning"]])
+def test_words_in_colour_are_readable_on_white(color):
+    rgb = look.ink(color)
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)  # of sRGB
+    assert 1.05 / (linear @ [0.2126, 0.7152, 0.0722] + 0.05) >= 4.49
+
+
 def test_a_panel_of_a_paper_has_no_title_and_the_figure_with_crosses_an_entry():
     with look.style(), plots.appearance(3.3):
         figure, panels = look.new_figure(look.DOUBLE, 2.7, 2, sharey=True)

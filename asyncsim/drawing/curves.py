@@ -2,7 +2,6 @@
 on axes.
 """
 
-import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,22 +77,14 @@ def runs_by_line(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Ru
 
 def _arguments(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
     """Format, for each run, the entries of its configuration in which the runs differ."""
-    texts: list[dict[str, str]] = [{} for _ in runs]
-    differing: set[str] = set()
-    for name in dict.fromkeys(name for run in runs for name in run.config if name not in ignored):
-        values: list[Any] = [run.config.get(name) for run in runs]
-        if all(value == values[0] for value in values) or _ENTRIES_OF.get(name) in differing:
-            continue
-        differing.add(name)
-        tables = [{name: value} for value in values]
-        if all(isinstance(value, Mapping) for value in values):
-            tables = [dict(flat(value)) for value in values]
-        for entry in dict.fromkeys(itertools.chain(*tables)):
-            entries = [str(table.get(entry)) for table in tables]
-            if len(set(entries)) > 1:
-                for text, value in zip(texts, entries, strict=True):
-                    text[entry.rpartition(".")[2]] = _cut(value)
-    return [", ".join(f"{name}={value}" for name, value in text.items()) for text in texts]
+    texts = [{name: str(value) for name, value in flat(run.config)} for run in runs]
+    table = pd.DataFrame(texts, range(len(runs))).fillna("None")
+    differing = [name for name in table if table[name].nunique() > 1 and name not in ignored]
+    named = [name for name in differing if _ENTRIES_OF.get(name.partition(".")[0]) not in differing]
+    return [
+        ", ".join(f"{name.rpartition('.')[2]}={_cut(table[name][row])}" for name in named)
+        for row in table.index
+    ]
 
 
 def _cut(text: str) -> str:
@@ -348,6 +339,15 @@ def draw_band(axes: Axes, table: pd.DataFrame, color: str, **line: Any) -> None:
     axes.plot(table.index, table.iloc[:, 0], color=color, **line)
 
 
+def draw_ranges(
+    axes: Axes, table: pd.DataFrame, x: str, y: str, average: str = "mean", **line: Any
+) -> None:
+    """Draw the average of a column over the rows of equal ``x`` as a line, their range as a
+    band.
+    """
+    draw_band(axes, table.groupby(x)[y].agg([average, "min", "max"]).dropna(), **line)
+
+
 def draw_target(axes: Axes, options: Mapping[str, Any], quantity: str = "train_loss") -> None:
     """Draw a study's target, if it is a value of ``quantity`` and within the axes."""
     target, (low, high) = options["target"], axes.get_ylim()
@@ -419,7 +419,12 @@ def mark_beyond(
         text, last = f"\u2191 {labels[name]} up to {mean[beyond].max():.0e}", x[beyond][-1]
         # Towards the middle, so that the text stays inside.
         side, offset = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
-        style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": appearance.color}
+        style: dict[str, Any] = {
+            "ha": side,
+            "va": "top",
+            "fontsize": 7,
+            "color": look.ink(appearance.color),
+        }
         axes.annotate(
             text, (last, top), (offset, -4 - 9 * rows), textcoords="offset points", **style
         )

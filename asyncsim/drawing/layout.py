@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from asyncsim.base.console import LEAST_SHARE, number_text, wrapped
-from asyncsim.drawing.look import BLACK, SINGLE, TITLE, TITLE_LINE_HEIGHT
+from asyncsim.drawing.look import BLACK, SINGLE, TITLE, TITLE_LINE_HEIGHT, ink
 
 #: Characters of a title across a single column.
 _TITLE_WIDTH = 50
@@ -168,7 +168,7 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
             textcoords="offset points",
             va="center",
             fontsize=7,
-            color=handles[curves[i]].get_color(),
+            color=ink(handles[curves[i]].get_color()),
         )
     return [number for number in range(len(handles)) if number not in curves]
 

@@ -29,7 +29,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.category import StrCategoryFormatter
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
@@ -215,6 +215,18 @@ def category_looks(names: Iterable[str]) -> dict[str, Look]:
     """
     colors, lines = itertools.cycle(_CATEGORY_COLORS), itertools.cycle(_CATEGORY_LINES)
     return {name: Look(next(colors), next(lines), name) for name in names}
+
+
+#: Shares of red, green and blue in the luminance, and the largest luminance of text on white: a
+#: contrast of 4.5 to 1.
+_LUMINANCE, _DARK_ENOUGH = np.array([0.2126, 0.7152, 0.0722]), 1.05 / 4.5 - 0.05
+
+
+def ink(color: Any) -> np.ndarray:
+    """Darken a colour until text in it is readable on white; return red, green and blue."""
+    linear = ((np.array(to_rgb(color)) + 0.055) / 1.055) ** 2.4
+    linear *= min(1.0, _DARK_ENOUGH / max(linear @ _LUMINANCE, 1e-9))
+    return np.clip(1.055 * linear ** (1 / 2.4) - 0.055, 0, 1)
 
 
 class Shade(NamedTuple):

@@ -44,8 +44,7 @@ def by_workers(results: Finished) -> Figure:
     figure, (vector, weights, shares) = look.new_figure(look.DOUBLE, 2.9, 3, sharex=True)
     for name, appearance in looks.items():
         late = _late(chosen(results, method=name), _vector_ratio)
-        style: dict[str, Any] = {"linestyle": appearance.line, "marker": "o", "ms": 3}
-        draw_band(vector, late, appearance.color, label=appearance.label, **style)
+        draw_band(vector, late, marker="o", ms=3, **appearance.style)
     vector.set_title("whole vector")
     weights.set_title("each weight, GEM")
     if "gem" in looks:
@@ -147,15 +146,8 @@ def _weights(axes: Axes, results: Finished, appearance: look.Look) -> None:
             "label": f"{label} of the weights",
         }
         axes.fill_between(clipped[low].index, clipped[low], clipped[high], **band)
-    axes.plot(
-        clipped[0.5].index,
-        clipped[0.5],
-        color=appearance.color,
-        linestyle=appearance.line,
-        marker="o",
-        ms=3,
-        label="median",
-    )
+    style = appearance._replace(label="median").style
+    axes.plot(clipped[0.5].index, clipped[0.5], marker="o", ms=3, **style)
 
 
 def _draw_shares(axes: Axes, results: Finished) -> None:

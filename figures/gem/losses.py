@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import findings, look
-from asyncsim.drawing.curves import draw_band
+from asyncsim.drawing.curves import draw_ranges
 from asyncsim.study.finished import Finished
 
 from . import published
@@ -61,16 +61,8 @@ def final(results: Finished) -> Figure:
                 x, y, marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1
             )
         rows = chosen(results, method=name).summary
-        losses = rows.groupby("workers")["final_loss"].agg(["mean", "min", "max"])
-        draw_band(
-            axes,
-            losses,
-            appearance.color,
-            linestyle=appearance.line,
-            marker=marker,
-            markersize=3.5,
-            label=appearance.label,
-        )
+        style = {"marker": marker, "markersize": 3.5, **appearance.style}
+        draw_ranges(axes, rows, "workers", "final_loss", **style)
         for n in sorted(rows.loc[rows["status"] == "diverged", "workers"].unique()):
             axes.plot(
                 n, axes.get_ylim()[1], "x", color=appearance.color, markersize=5, clip_on=False

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import Curve, draw_band
+from asyncsim.drawing.curves import Curve, draw_ranges
 from asyncsim.study.finished import Finished
 
 from . import published
@@ -144,17 +144,18 @@ def generalization(results: Finished) -> Figure:
             layout.say_inside(axes, "not run")
             continue
         evaluated = _evaluated(rows)
+        evaluated["epochs"] = evaluated["gradients"] * per_gradient
         # SGD has one worker, with as many gradients as the row's other methods.
         layout.panel_title(
             axes, f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}"
         )
         for column, (label, line) in _PARTS.items():
-            of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"]).dropna()
-            of_seeds.index = of_seeds.index * per_gradient
             color = look.BLUE if column == _MINIBATCH else look.VERMILLION
-            draw_band(axes, of_seeds, color, linestyle=line, label=label)
-            if column == "test_loss" and n == counts[-1] and len(of_seeds):
-                ends[looks[name].label] = of_seeds.iloc[-1]
+            style = look.Look(color, line, label).style
+            draw_ranges(axes, evaluated, "epochs", column, **style)
+            if column == "test_loss" and n == counts[-1]:
+                last = evaluated[evaluated["epochs"] == evaluated["epochs"].max()]
+                ends[looks[name].label] = last[column].agg(["mean", "min", "max"])
             theirs = _published_epochs(results, name, column)
             axes.plot(theirs.index, theirs, linestyle=line, **PUBLISHED)
     for axes in panels:
