@@ -12,7 +12,7 @@ from asyncsim import Cluster, InputError, recorded
 from asyncsim.__main__ import main
 from asyncsim.calibration.log import read_visits
 
-pytestmark = pytest.mark.usefixtures("unrendered_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def record(workers, commits, seed):

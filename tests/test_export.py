@@ -19,7 +19,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("matplotlib.figure.Figure.savefig", lambda self, file, **_: file.write(b"."))
+        patch.setattr("asyncsim.drawing.look._rendered", lambda figure, kind: b".")
         assert main([*COMMAND, "--methods", *METHODS, "--out=mine"]) == 0
         assert main(["export", "mine", "--csv", "--out=out"]) == 0
     return folder
@@ -98,9 +98,7 @@ def test_width_of_a_figure(finished):
         (["--only", "x"], "only = 'x': unknown; choose from curves"),
     ],
 )
-def test_bad_options_of_figures(
-    finished, monkeypatch, unrendered_figures, capsys, options, message
-):
+def test_bad_options_of_figures(finished, monkeypatch, quick_figures, capsys, options, message):
     monkeypatch.chdir(finished)
     assert main(["figures", "mine", *options]) == 2
     assert message in capsys.readouterr().err.replace("\nhint: ", "; ")

@@ -551,16 +551,23 @@ def test_logarithms_have_no_exponents(tmp_path):
 def test_all_files_of_a_figure_have_one_layout(tmp_path, monkeypatch):
     figure, (axes,) = look.new_figure(look.SINGLE, 2)
     axes.set(xlabel="staleness (versions); 2 of 2,360 commits beyond", ylabel="share of commits")
-    places, write = [], Figure.savefig
+    places, draws, render, once = [], [], look._rendered, Figure.draw
 
-    def record(figure, *arguments, **options):
-        write(figure, *arguments, **options)
+    def record(figure, kind):
+        drawn = render(figure, kind)
         places.append(axes.get_position().bounds)
+        return drawn
 
-    monkeypatch.setattr(Figure, "savefig", record)
+    def draw(figure, renderer):
+        draws.append(figure)
+        once(figure, renderer)
+
+    monkeypatch.setattr(look, "_rendered", record)
+    monkeypatch.setattr(Figure, "draw", draw)
     with look.collecting():
         look.save(figure, tmp_path / "figure")
     assert len(places) == 3 and len(set(places)) == 1
+    assert len(draws) == 4  # of which the first lays it out
 
 
 @pytest.mark.parametrize("values", [[np.nan, np.nan], [-1.0, -2.0]])
