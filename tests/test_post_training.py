@@ -143,11 +143,35 @@ def test_samples_that_crashes_cut_short_are_censored(tmp_path):
     assert crash.on == "slots" and crash.every.mean == pytest.approx(4, rel=0.1)
 
 
+def test_samples_that_are_open_at_the_end_are_censored(tmp_path):
+    """An exponential law's mean is the time of all samples over the number of those that ended."""
+    rollouts = Rollouts(16, "exponential(4)", batch=8, queue="keep()")
+    trace = simulate(Cluster(1, 0.3, rollouts=rollouts), 24, progress=False)
+    log = trace.samples.drop(columns=["sample", "length", "group"])
+    ends = trace.frame["commit_time"].to_numpy()
+    is_trained = log["outcome"] == "trained"
+    log["train_time"] = np.nan
+    log.loc[is_trained, "train_time"] = ends[log["version"][is_trained]]
+    log.to_parquet(tmp_path / "log.parquet")
+    last = max(log[name].max() for name in ("end_time", "take_time", "train_time"))
+    seconds = log["end_time"].fillna(last) - log["start_time"]
+    has_ended = log["end_time"].notna()
+    assert 0.05 < 1 - has_ended.mean() < 0.5
+    length = calibrate_rollouts(tmp_path / "log.parquet", law="exponential").rollouts.length
+    assert length.mean == pytest.approx(seconds.sum() / has_ended.sum(), rel=1e-6)
+
+
 @pytest.mark.parametrize(
-    ("ends", "target", "reached"),
-    [((0.9, 0.3), None, 1), ((0.2, 0.1), None, 0), ((0.9, 0.3), 0.1, 0), ((np.nan, 0.1), None, 0)],
+    ("ends", "target", "answer"),
+    [
+        ((0.9, 0.3), None, "quickest to a reward of 0.600"),
+        ((0.2, 0.1), None, "no setting rises to a reward of 0.300"),
+        ((0.9, 0.3), 0.1, "no setting rises to a reward of 0.100"),
+        ((np.nan, 0.1), None, "no setting rises to a reward of 0.300"),
+        ((np.nan, np.nan), None, "every run diverged"),
+    ],
 )
-def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, reached):
+def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
     """The start has a reward of 0.3; a run that diverged has no other evaluation."""
     key = {"queue": "keep()", "correction": "none", "seed": 0}
     rows, curves = [], []
@@ -159,11 +183,10 @@ def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, reached):
         curves.append(pd.DataFrame({**curve, "reward": rewards, **key, "learning_rate": rate}))
     config = post_training.Config(target=target)
     runs = post_training.with_targets(config, pd.DataFrame(rows), pd.concat(curves))
-    assert np.isfinite(runs["time_to_target"]).sum() == reached
+    assert np.isfinite(runs["time_to_target"]).sum() == ("quickest" in answer)
     queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
     rewards = post_training.reward_table(runs)
-    text = post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
-    assert ("no setting rises to a reward of" in text) == (not reached)
+    assert answer in post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
 
 
 def test_shares_by_hand():
