@@ -66,9 +66,7 @@ def by_workers(results: Finished) -> Figure:
         vector.plot(counts, top, color=looks[name].color, clip_on=False, **layout.DIVERGED)
     figure.set_label(_finding(results, looks, values_of(results, "workers")[-1]))
     text = "central against proxy energy, medians over the last tenth of the runs"
-    handles = list(layout.labelled(figure).values())
-    title = setting(results, text, statistic="median and range of")
-    finish(figure, vector, title, handles, columns=3)
+    finish(figure, setting(results, text, statistic="median and range of"), 3)
     return figure
 
 

@@ -25,7 +25,6 @@ from .panels import (
     is_paper,
     log_axis,
     methods_of,
-    published_handles,
     setting,
     values_of,
     workers_label,
@@ -66,7 +65,7 @@ def speedup(results: Finished) -> Figure:
         f"GEM: a batch{_whole_batch(results)} divided among n workers",
         "means over at most 20 worker steps",
     )
-    finish(figure, axes, text, published_handles(figure, axes))
+    finish(figure, text)
     return figure
 
 
@@ -168,8 +167,7 @@ def generalization(results: Finished) -> Figure:
         axes.set_ylabel("loss")
     where = f"with the gradients of {counted(counts[-1], 'worker')}"
     figure.set_label(findings.best(pd.DataFrame(ends).T, "test loss at the end", where))
-    text = setting(results, "minibatch and test loss")
-    finish(figure, drawn, text, published_handles(figure, drawn))
+    finish(figure, setting(results, "minibatch and test loss"))
     return figure
 
 

@@ -58,5 +58,5 @@ def ranks(results: Finished) -> Figure | None:
         for name, of_rank in shares.iterrows()
     ]
     figure.set_label(f"The busiest and the idlest worker make {'; '.join(texts)}.")
-    finish(figure, share, setting(results, f"order of the queue, {counted(n, 'worker')}"))
+    finish(figure, setting(results, f"order of the queue, {counted(n, 'worker')}"))
     return figure
