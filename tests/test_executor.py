@@ -305,7 +305,7 @@ def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
         assert code == 2 and message in err[-1]
     # A folder that somebody has edited is another configuration, too.
     config = json.loads(Path("mine/config.json").read_text())
-    for name, value in (("seeds", "x"), ("hyperparameters", 3), ("methods", None), ("command", 5)):
+    for name, value in (("methods", None), ("command", 5)):
         write_sealed(Path("mine/config.json"), config | {name: value})
         code, err = told(*STUDY, *more, "--resume=mine")
         assert code == (0 if name == "command" else 2) and "Error" not in err[-1]

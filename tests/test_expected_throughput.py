@@ -21,7 +21,7 @@ from asyncsim import (
 from asyncsim.theory import queue_theory, saturating_workers, staleness_theory, throughput_theory
 
 MIXED = ["gamma(1, 0.2)"] * 4 + ["gamma(3, 0.2)"] * 4
-SEEDS = 8
+SEEDS = 4
 LINK = {"bandwidth": 1e3, "message_bytes": 200, "shared_bandwidth": True}
 UNSERVED = "order statistics, without the network"
 
@@ -237,8 +237,8 @@ def test_the_queue_is_that_of_the_rate(visits, cluster):
     ],
 )
 def test_share_of_time_that_workers_compute(given, share):
-    trace = simulate(Cluster(2, **{"compute": 1.0} | given), 4_000)
-    assert trace.summary()["computing_share"] == pytest.approx(share, rel=2e-3)
+    trace = simulate(Cluster(2, **{"compute": 1.0} | given), 1_500)
+    assert trace.summary()["computing_share"] == pytest.approx(share, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_share_of_time_that_workers_compute(given, share):
     ],
 )
 def test_share_of_time_that_comes_to_nothing(cluster, share):
-    assert simulate(cluster, 2_000).summary()["lost_time_share"] == pytest.approx(share, rel=5e-3)
+    assert simulate(cluster, 1_000).summary()["lost_time_share"] == pytest.approx(share, rel=1e-2)
 
 
 @pytest.mark.parametrize(

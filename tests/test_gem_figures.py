@@ -14,7 +14,6 @@ from matplotlib.text import Text
 from asyncsim import InputError, Run
 from asyncsim.drawing.curves import Curve
 from asyncsim.pages import command
-from asyncsim.study import shipped
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
@@ -23,7 +22,6 @@ published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "7", "8a", "8b", "9", "10"]
 OWN = ["energy", "queue"]
-ROOT = shipped("figures").parent
 
 
 def rewrite(path, table) -> None:
@@ -59,9 +57,9 @@ def published_in(figure) -> tuple[list[str], int]:
 @pytest.mark.parametrize(
     ("name", "problem", "config", "known"),
     [
-        *((name, "mnist", {"network": "cnn"}, True) for name in ("1a", "1d", "2", "3")),
+        ("1d", "mnist", {"network": "cnn"}, True),
         ("1a", "mnist", {}, True),  # as far as is known
-        *((name, "mnist", {"network": "mlp"}, False) for name in ("1a", "1d", "2", "3")),
+        ("2", "mnist", {"network": "mlp"}, False),
         ("3", "cifar10", {"network": "small"}, False),
     ],
 )
@@ -236,7 +234,6 @@ def beside(folder, study, cells, table, change, **config):
     ("figure", "series", "values", "method"),
     [
         ("8a", "gem kappa=3", {"workers": 5, "method.kappa": 3.0}, "gem"),
-        ("6a", "gem n=10", {"workers": 10, "learning_rate": 0.1}, "gem"),
         ("6b", "downpour n=5", {"workers": 5, "learning_rate": 0.1}, "downpour"),
     ],
 )
@@ -274,8 +271,7 @@ def test_figure_4_has_our_times_stretched_to_the_published_ones(tmp_path):
     assert published_in(figure)[1] and "ours \u00d7 2." in figure.axes[0].get_xlabel()
 
 
-@pytest.mark.parametrize("epochs", [30, 20])
-def test_figure_5_compares_minibatch_and_test_losses_by_epoch(tmp_path, epochs):
+def test_figure_5_compares_minibatch_and_test_losses_by_epoch(tmp_path, epochs=20):
     theirs = published.series("5", "momentum_sgd validation")
 
     def change(evaluations):

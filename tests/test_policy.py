@@ -7,7 +7,6 @@ from asyncsim import (
     Cluster,
     Exponential,
     Gamma,
-    Uniform,
     barrier,
     buffered,
     cancel_stale,
@@ -50,7 +49,7 @@ def test_staleness_theory_bounds_every_policy():
         for protocol in ("exchange", "write_then_read"):
             cluster = Cluster(6, Gamma(1.0, 0.5), 0.02, protocol=protocol, policy=as_policy(text))
             low, high = staleness_theory(cluster).mean_bounds
-            assert low <= simulate(cluster, 2_000).summary()["staleness_mean"] <= high
+            assert low <= simulate(cluster, 500).summary()["staleness_mean"] <= high
     assert queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=barrier())) is None
     assert (
         queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=buffered(2))) is not None
@@ -75,17 +74,14 @@ def time_per_version(cluster, versions, batch=1):
     ("policy", "law", "expected"),
     [
         # The next version is as far away as the first was: all start anew, or are memoryless.
-        (barrier(), Exponential(1.0), theory.barrier_time(Exponential(1.0), 32)),
         (barrier(28), Exponential(1.0), 1.9752),
-        (barrier(20), Uniform(0.5, 1.5), theory.barrier_time(Uniform(0.5, 1.5), 32, 20)),
         (cancel_stale(1, 8), Exponential(1.0), 8 / 32),
         (discard_stale(1, 8), Exponential(1.0), None),
-        (buffered(8), Gamma(1.0, 0.5), 8 / 32),
     ],
     ids=str,
 )
 def test_time_per_version(policy, law, expected):
-    mean, error = time_per_version(Cluster(32, law, policy=policy), 2_000, batch=20)
+    mean, error = time_per_version(Cluster(32, law, policy=policy), 600, batch=20)
     if expected is None:  # Rennala without stops: what is under way when a version is made is lost
         expected = 8 * law.mean / 32
         assert mean - K_SIGMA * error > expected

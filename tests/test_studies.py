@@ -88,8 +88,8 @@ STUDIES = {
         (2, {"curves"}, {"tensors.csv"}),
     ),
     "windows": (
-        "--workers 2 --window 1 3 --epochs 0.2 --methods agn --problem digits(hidden=[2])",
-        (2, {"curves"}, {"grid.csv", "efficiency.csv", "staleness.csv"}),
+        "--workers 2 --window 1 3 --epochs 0.2 --methods agn downpour --problem digits(hidden=[2])",
+        (4, {"curves", "agn", "updates"}, {"grid.csv", "efficiency.csv", "staleness.csv"}),
     ),
     "generalization": (
         "--workers 2 --epochs 1 --methods gem --problem digits(hidden=[2]) --batch-size 64",
@@ -260,6 +260,16 @@ def check_kappa(results):
 def check_misspecification(results):
     cells = set(zip(results.summary["method"], results.summary["workers"], strict=True))
     assert cells == {("sgd", 1), ("gem", 2), ("downpour", 2)}
+
+
+def check_windows(results):
+    # With a window of one both methods are the same.
+    grid = results.table("grid.csv").set_index(["window", "method"])
+    same = grid[["train_accuracy", "test_accuracy", "update_norm"]].loc[1]
+    assert (same.loc["agn"] == same.loc["downpour"]).all()
+    assert results.table("efficiency.csv").set_index("window").loc[1, "efficiency"] == 1
+    staleness = results.table("staleness.csv")
+    assert staleness.groupby("window")["share"].sum().tolist() == pytest.approx([1, 1])
 
 
 CHECKS = {

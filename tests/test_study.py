@@ -743,12 +743,6 @@ def test_study_from_python(tmp_path, capsys, quick_figures):
     assert capsys.readouterr().err.count("note: --batch-size changes nothing for quadratic") == 1
 
 
-def printed(told, *options: str) -> str:
-    code, out, err = told("staleness", *options, "--problem=quadratic", "--out=mine")
-    assert code == 0, err
-    return "\n".join(out)
-
-
 @pytest.mark.parametrize(
     ("measured", "steps", "exact", "said"),
     [
