@@ -12,8 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
+from asyncsim.base.files import flat
 from asyncsim.drawing import layout, look
-from asyncsim.replays.run import Run, flat
+from asyncsim.replays.run import Run
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
 _BINS = 100
