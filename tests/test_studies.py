@@ -266,7 +266,7 @@ def check_windows(results):
     # With a window of one both methods are the same.
     grid = results.table("grid.csv").set_index(["window", "method"])
     same = grid[["train_accuracy", "test_accuracy", "update_norm"]].loc[1]
-    assert (same.loc["agn"] == same.loc["downpour"]).all()
+    np.testing.assert_allclose(same.loc["agn"], same.loc["downpour"], rtol=1e-6)  # in float32
     assert results.table("efficiency.csv").set_index("window").loc[1, "efficiency"] == 1
     staleness = results.table("staleness.csv")
     assert staleness.groupby("window")["share"].sum().tolist() == pytest.approx([1, 1])
@@ -394,7 +394,7 @@ def test_the_goodput_of_failures_is_what_deaths_and_restores_leave(monkeypatch):
         }
     )
     monkeypatch.setitem(
-        failures.goodput.__globals__, "costs_of_clusters", lambda *_, **__: clusters
+        failures.goodput.__globals__, "costs_of_clusters", lambda *_, **__: clusters.copy()
     )
     keyed = type("Table", (), {"keys": ["policy", "deaths", "method"]})
     tables, (*_, text) = failures.goodput(keyed)
