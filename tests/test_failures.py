@@ -171,7 +171,7 @@ def test_the_goodput_of_a_joiner_that_is_never_served_adds_up(protocol):
         if name == "counted_share" or name.startswith("lost_to_")
     ]
     assert sum(parts) == pytest.approx(1, abs=1e-9)
-    waiting = phases(trace, [5]).waiting[["begin", "end"]].to_numpy()
+    waiting = phases(trace, [5]).query("phase == 'waiting'")[["begin", "end"]].to_numpy()
     assert waiting == pytest.approx(np.array([[5, numbers["duration"]]]))
 
 

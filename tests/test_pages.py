@@ -26,7 +26,7 @@ from asyncsim.pages.timeline import timeline
 from asyncsim.runs import known
 from asyncsim.study.columns import titled
 from asyncsim.study.finished import present
-from asyncsim.traces.phases import phases
+from asyncsim.traces.phases import IN_WORDS, phases
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 browser = pytest.mark.skipif(
@@ -446,7 +446,9 @@ def test_a_timeline_shows_the_read_and_staleness_of_each_commit():
         np.testing.assert_array_equal(version - columns["read"], frame["read_version"])
         np.testing.assert_allclose(time, frame["commit_time"], atol=2 * tick)
         np.testing.assert_allclose(time - columns["age"] * tick, frame["read_time"], atol=2 * tick)
-        for number, table in enumerate(phases(trace, range(5))):
+        intervals = phases(trace, range(5))
+        for number, phase in enumerate(IN_WORDS):
+            table = intervals[intervals["phase"] == phase]
             duration = np.bincount(table["worker"], table["end"] - table["begin"], 5)
             lane = np.cumsum(columns[f"lane{number}"])
             packed = np.bincount(lane, columns[f"length{number}"] * tick, 5)

@@ -155,6 +155,9 @@ def test_barrier_by_hand():
     ]
     # Worker 0 waits for worker 1 each time.
     doing = phases(trace, range(3))
-    assert doing.held.to_numpy().tolist() == [[0, 1.0, 2.0], [0, 3.0, 4.0]]
-    computing = doing.computing.sort_values(["worker", "begin"]).to_numpy().tolist()
+    held, computing = (
+        doing.loc[doing["phase"] == phase, ["worker", "begin", "end"]].to_numpy().tolist()
+        for phase in ("held", "computing")
+    )
+    assert held == [[0, 1.0, 2.0], [0, 3.0, 4.0]]
     assert computing == [[0, 0, 1], [0, 2, 3], [1, 0, 2], [1, 2, 4], [2, 0, 2], [2, 2, 4]]

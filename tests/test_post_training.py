@@ -143,6 +143,24 @@ def test_samples_that_crashes_cut_short_are_censored(tmp_path):
     assert crash.on == "slots" and crash.every.mean == pytest.approx(4, rel=0.1)
 
 
+def test_samples_that_are_open_at_the_end_are_censored(tmp_path):
+    """An exponential law's mean is the time of all samples over the number of those that ended."""
+    rollouts = Rollouts(16, "exponential(4)", batch=8, queue="keep()")
+    trace = simulate(Cluster(1, 0.3, rollouts=rollouts), 24, progress=False)
+    log = trace.samples.drop(columns=["sample", "length", "group"])
+    ends = trace.frame["commit_time"].to_numpy()
+    is_trained = log["outcome"] == "trained"
+    log["train_time"] = np.nan
+    log.loc[is_trained, "train_time"] = ends[log["version"][is_trained]]
+    log.to_parquet(tmp_path / "log.parquet")
+    last = max(log[name].max() for name in ("end_time", "take_time", "train_time"))
+    seconds = log["end_time"].fillna(last) - log["start_time"]
+    has_ended = log["end_time"].notna()
+    assert 0.05 < 1 - has_ended.mean() < 0.5
+    length = calibrate_rollouts(tmp_path / "log.parquet", law="exponential").rollouts.length
+    assert length.mean == pytest.approx(seconds.sum() / has_ended.sum(), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("ends", "target", "reached"),
     [((0.9, 0.3), None, 1), ((0.2, 0.1), None, 0), ((0.9, 0.3), 0.1, 0), ((np.nan, 0.1), None, 0)],

@@ -24,7 +24,7 @@ from asyncsim.study.finished import Finished, figures, read
 from asyncsim.study.ranking import Measure
 from asyncsim.study.sweep import sweep
 from asyncsim.study.target import Target, time_to_target
-from asyncsim.traces.phases import Phases
+from asyncsim.traces.phases import IN_WORDS
 
 pytestmark = pytest.mark.usefixtures("unrendered_figures")
 
@@ -496,7 +496,7 @@ def test_figures_draw_the_numbers_of_the_tables(results):
 
 
 def test_gradients_in_vain_do_not_count_in_the_figure_of_the_time(results):
-    idle = dict.fromkeys((f"{phase}_share" for phase in Phases._fields), 0.0)
+    idle = dict.fromkeys((f"{phase}_share" for phase in IN_WORDS), 0.0)
     shares = {"computing_share": [0.9, 0.6], "lost_time_share": [0.5, 0.0]}
     clusters = {"policy": ["asynchronous", "barrier"], "throughput": [2.0, 1.0]}
     write_csv(results.folder / "clusters.csv", pd.DataFrame({**clusters, **idle, **shares}))

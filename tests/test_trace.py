@@ -14,7 +14,7 @@ from asyncsim.clusters.laws import Gamma, Uniform
 from asyncsim.simulation.simulate import simulate
 from asyncsim.traces.archive import FORMAT
 from asyncsim.traces.columns import TABLES
-from asyncsim.traces.phases import Phases
+from asyncsim.traces.phases import IN_WORDS
 from asyncsim.traces.prescription import prescribed
 from asyncsim.traces.trace import Trace
 
@@ -254,7 +254,7 @@ def test_parts_of_the_workers_time_by_hand():
         [8.0, 9.0],
     ]
     summary = trace.summary(warm_up=0)
-    spent = {what: 20 * summary[f"{what}_share"] for what in Phases._fields}
+    spent = {what: 20 * summary[f"{what}_share"] for what in IN_WORDS}
     # Worker 1 computes from 7 on, to the end at 10.
     expected = {
         "computing": 10,

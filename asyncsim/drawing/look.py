@@ -52,7 +52,7 @@ BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
 #: Panels of the reader's figures are not narrower than this (inches).
 _NARROW = 1.7
 
-#: Colours of the workers' phases, by the fields of `asyncsim.traces.phases.Phases`; a
+#: Colours of the workers' phases, by the names in `asyncsim.traces.phases.IN_WORDS`; a
 #: travelling reply is pale.
 PHASES = {
     "computing": SKY,

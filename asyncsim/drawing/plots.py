@@ -219,7 +219,7 @@ def timeline(
     for phase, label in labels.items():
         # With an edge: most services are too short for their own width to be seen.
         edge = 0.7 if phase == "served" else 0
-        _bars(axes, place, getattr(doing, phase), end, PHASES[phase], label, edge)
+        _bars(axes, place, doing[doing["phase"] == phase], end, PHASES[phase], label, edge)
     ended = trace.frame[trace.frame["worker"].isin(drawn) & (trace.frame["commit_time"] <= end)]
     accepted = ended[ended["outcome"].isin(ACCEPTED)]
     row = accepted["worker"].map(place)

@@ -11,7 +11,7 @@ from asyncsim.methods.leader import leaders
 from asyncsim.replays.recorders import POSITION
 from asyncsim.replays.run import Run
 from asyncsim.traces.columns import GOSSIP
-from asyncsim.traces.phases import phases
+from asyncsim.traces.phases import IN_WORDS, phases
 from asyncsim.traces.trace import Trace
 
 #: Largest number of drawn workers; of more workers an evenly spread selection is drawn.
@@ -219,11 +219,12 @@ def _doing(
     trace: Trace, workers: np.ndarray, times: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return each worker's phase and its progress in each frame, and the names of the phases."""
-    tables = phases(trace, workers.tolist())
+    intervals = phases(trace, workers.tolist())
     place = {int(worker): column for column, worker in enumerate(workers)}
-    phase = np.full((len(times), len(workers)), len(tables._fields), np.uint8)
+    phase = np.full((len(times), len(workers)), len(IN_WORDS), np.uint8)
     progress = np.zeros_like(phase)
-    for code, table in enumerate(tables):
+    for code, name in enumerate(IN_WORDS):
+        table = intervals[intervals["phase"] == name]
         begin, end = table["begin"].to_numpy(), table["end"].to_numpy()
         first, last = (
             np.searchsorted(times, begin, side="left"),
@@ -237,7 +238,7 @@ def _doing(
         progress[frame, column] = (
             255 * (times[frame] - begin[of]) / np.maximum(end - begin, 1e-300)[of]
         )
-    return phase, progress, tables._fields
+    return phase, progress, tuple(IN_WORDS)
 
 
 def _reads(trace: Trace, workers: np.ndarray, times: np.ndarray) -> np.ndarray:

@@ -40,9 +40,9 @@ def timeline(title: str, trace: Trace, run: Run | None = None) -> dict[str, Any]
     else:
         commits, lanes, noun = _commits(trace), trace.workers, "worker"
         by_phase = phases(trace, range(min(lanes, MOST_LANES)))
-        intervals = list(by_phase)
+        intervals = [by_phase[by_phase["phase"] == name] for name in IN_WORDS]
         words = IN_WORDS | ({"held": "waiting for others"} if trace.protocol == GOSSIP else {})
-        colors = {words[name]: PHASES[name] for name in by_phase._fields}
+        colors = {words[name]: PHASES[name] for name in IN_WORDS}
     total = len(commits)
     largest = None
     if trace.protocol == GOSSIP and run is not None and "central_energy" in run.commits:

@@ -33,7 +33,7 @@ from asyncsim.study.results import RANKING
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, say_at_start
 from asyncsim.theory import throughput_theory
-from asyncsim.traces.phases import Phases
+from asyncsim.traces.phases import IN_WORDS
 from asyncsim.traces.trace import Trace
 
 #: The rows at their best rates, the rows at every rate, and the costs of each cluster.
@@ -268,7 +268,7 @@ def costs_of_clusters(
     """
     keys = [name for name in table.cells[0].values if name != _RATE]
     clusters = {tuple(cell.values[name] for name in keys): cell.cluster for cell in table.cells}
-    parts = [*(f"{phase}_share" for phase in Phases._fields), "lost_time_share"]
+    parts = [*(f"{phase}_share" for phase in IN_WORDS), "lost_time_share"]
     parts = ["counted_share", *(f"lost_to_{cause}" for cause in _LOST)] if lost else parts
     traces, rows = table.finished.summary.drop_duplicates([*keys, "seed"]), []
     for names, group in traces.groupby(keys, sort=False) if keys else [((), traces)]:

@@ -1,57 +1,65 @@
-"""The phases of the workers of a trace: intervals of computing, travelling, waiting and absence."""
+"""The phases of the workers of a trace: computing, travelling, waiting and absence.
+
+Each time of a step or a read is a mark, at which the phase of its worker changes; a phase lasts
+until the worker's next mark.
+"""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError
-from asyncsim.traces.columns import GOSSIP, arrays_of
+from asyncsim.traces.columns import GOSSIP, RESENT, arrays_of
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
 
-
-class Phases(NamedTuple):
-    """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s)."""
-
-    #: Until the message departs, or arrives where its departure is not recorded.
-    computing: pd.DataFrame
-    #: A message travels to the server, or waits for a link; with separate read_then_write visits
-    #: the request to read, and after that visit both ways in between.
-    sending: pd.DataFrame
-    #: At the server, before the service.
-    waiting: pd.DataFrame
-    served: pd.DataFrame
-    #: After the service: a policy delays the reply.
-    held: pd.DataFrame
-    #: The reply travels to the worker.
-    returning: pd.DataFrame
-    #: Crashed, or left, and no message of it travels or is at the server.
-    away: pd.DataFrame
-
-
 #: The phases in words.
 IN_WORDS = {
+    #: Until the message departs, or arrives where its departure is not recorded.
     "computing": "computing",
+    #: A message travels to the server, or waits for a link; with separate read_then_write visits
+    #: the request to read, and after that visit both ways in between.
     "sending": "sending",
+    #: At the server, before the service.
     "waiting": "waiting at the server",
     "served": "being served",
+    #: After the service: a policy delays the reply. Without a server: not computing.
     "held": "held by the policy",
+    #: The reply travels to the worker.
     "returning": "reply on its way",
+    #: Crashed, or left, and no message of it travels or is at the server.
     "away": "away",
 }
+COMPUTING, SENDING, WAITING, SERVED, HELD, RETURNING, AWAY = range(len(IN_WORDS))
+#: The end of an absence, among the marks.
+_BACK = len(IN_WORDS)
+
+#: The worker, the job, the time (s) and the phase of each instant at which a worker's phase
+#: changes, and the step that it begins to compute, or -1.
+Mark = tuple[np.ndarray, ...]
 
 
-def phases(trace: "Trace", workers: Collection[int]) -> Phases:
+def phases(trace: "Trace", workers: Collection[int]) -> pd.DataFrame:
     """Return the phases of some workers up to the last commit of the trace.
 
     Computations without a commit count, too: a worker that the server never serves waits to the
     end. A trace does not record their begins; the reply is assumed to travel as long as the median
-    one. Nor does it record their ends; they are assumed to last to the end of the trace, or to the
-    arrival of the message, which also ends the reply. With several servers the times are those of a
-    message's last part. Raises InputError for several servers with separate reads.
+    one. With several servers the times are those of a message's last part.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``worker``, ``phase`` (categories: the names in `IN_WORDS`), ``begin`` and ``end`` (s), in
+        the order of workers and times; ``step``: the row of a computation, or -1. In a prescribed
+        trace the computations of a worker may overlap, and there are no other phases.
+
+    Raises
+    ------
+    InputError
+        For several servers with separate reads.
     """
     if trace.servers > 1 and trace.source.separate_reads:
         raise InputError(
@@ -59,182 +67,112 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
             "servers at once, and does not do one thing at a time; see Trace.parts, or simulate "
             "the protocol 'exchange'"
         )
-    last = float(trace.frame["commit_time"].iloc[-1])
-    frame, open_reads, present, reads = (
-        table[table["worker"].isin(workers)]
-        for table in (computations(trace), trace.open_reads, trace.present, trace.read_visits)
-    )
-    present = present.groupby("worker", as_index=False)["arrive_time"].max()
-    worker, empty = frame["worker"], _table()
-    # Without a server, a worker waits for others whenever it does not compute.
-    if trace.protocol == GOSSIP:
-        reader, arrived, begun = arrays_of(open_reads, "worker", "read_arrive_time", "read_time")
-        computing = _table(
-            (worker, frame["start_time"], frame["send_time"]),
-            (reader[begun <= last], begun[begun <= last], last),
-        )
-        waits = _table(
-            (worker, frame["read_arrive_time"], frame["start_time"]),
-            (worker, frame["send_time"], frame["commit_time"]),
-            (reader, arrived, np.where(np.isnan(begun), last, begun)),
-        )
-        absences = trace.spells[trace.spells["worker"].isin(workers)]
-        away = _table((absences["worker"], absences["begin"], absences["end"].fillna(last)))
-        return Phases(computing, empty, empty, empty, waits, empty, away)
-    # The departure of the reply before each computation.
-    ready = np.fmax(frame["read_time"], frame.groupby("worker")["commit_time"].shift(1)).to_numpy()
-    travel_times = (frame["start_time"] - ready)[frame["job"] > 0]
-    travel_time = float(np.median(travel_times)) if len(travel_times) else 0.0
-    unfinished = _unfinished(frame, open_reads, present, travel_time, last)
-    unserved = (present["worker"], present["arrive_time"], last)
-    waits, services = ([], [unserved]) if trace.discipline == "lock_free" else ([unserved], [])
-    gaps, away = _table(*_gaps(trace, frame, open_reads, present, last)), empty
-    if trace.has_failures:
-        gaps, away = _without_absences(trace, gaps[gaps["worker"].isin(workers)], last)
-    return Phases(
-        computing=_table(
-            (worker, frame["start_time"], frame["compute_end"]), unfinished["computing"]
-        ),
-        sending=_table(
-            (worker, frame["compute_end"], frame["request_time"]),
-            (worker, np.maximum(frame["pull_time"], frame["compute_end"]), frame["arrive_time"]),
-            unfinished["sending"],
-        ),
-        waiting=_table(
-            (worker, frame["arrive_time"], frame["serve_time"]),
-            (reads["worker"], reads["arrive_time"], reads["serve_time"]),
-            *waits,
-        ),
-        served=_table(
-            (worker, frame["serve_time"], frame["commit_time"]),
-            (reads["worker"], reads["serve_time"], reads["time"]),
-            *services,
-        ),
-        held=gaps,
-        returning=_table((worker, ready, frame["start_time"]), unfinished["returning"]),
-        away=away,
-    )
-
-
-def computations(trace: "Trace") -> pd.DataFrame:
-    """Return the frame with the end of each computation, ``compute_end``, and its next visits (s).
-
-    ``request_time``: the arrival of its first message; also the end of the computation if that is
-    not recorded. ``pull_time``: the end of the read before its message was formed, if that is a
-    separate visit.
-    """
-    frame, push_read = trace.frame, trace.steps["push_read"].to_numpy()
-    if (push_read < 0).all():
-        pull_time, request_time = np.full(len(frame), np.nan), frame["arrive_time"]
+    last = float(trace.steps["commit_time"].iloc[-1])
+    if trace.protocol == "prescribed":
+        computed = trace.steps.assign(step=range(len(trace)))
+        begun = _begun(trace).assign(arrive_time=last, step=-1)
+        table = pd.concat([computed, begun.rename(columns={"time": "start_time"})])
+        table = table.rename(columns={"start_time": "begin", "arrive_time": "end"})
+        table = table.assign(phase=COMPUTING)[["worker", "phase", "begin", "end", "step"]]
     else:
-        arrive, pull_time = arrays_of(trace.reads.iloc[push_read], "arrive_time", "time")
-        # The next read of a stopped computation comes after it.
-        unread = (push_read < 0) | (pull_time > frame["commit_time"].to_numpy())
-        pull_time = np.where(unread, np.nan, pull_time)
-        request_time = frame["arrive_time"].where(unread, arrive)
-    return frame.assign(
-        pull_time=pull_time,
-        request_time=request_time,
-        compute_end=frame["send_time"].fillna(request_time),
+        table = _lasting(trace, _marks(trace), last)
+    is_drawn = table["worker"].isin(workers) & (table["end"] > table["begin"])
+    table = table[is_drawn].reset_index(drop=True)
+    return table.assign(phase=pd.Categorical.from_codes(table["phase"], list(IN_WORDS)))
+
+
+def _mark(
+    table: pd.DataFrame, time: str, phase: int, rows: np.ndarray | slice = slice(None)
+) -> Mark:
+    """Return the marks of one phase: instants in a column of some rows of a table."""
+    worker, job, begin = (column[rows] for column in arrays_of(table, "worker", "job", time))
+    step = np.full(len(begin), -1)
+    if time == "start_time":
+        step = np.arange(len(table))[rows]
+    return worker, job, begin, np.full(len(begin), phase, np.int8), step
+
+
+def _marks(trace: "Trace") -> list[Mark]:
+    """Return the instants at which a worker's phase changes, in the order of a job's cycle."""
+    steps, reads = trace.steps, trace.reads
+    start_time, commit_time, push_read, failed_by = arrays_of(
+        steps, "start_time", "commit_time", "push_read", "failed_by"
     )
-
-
-def _gaps(
-    trace: "Trace",
-    frame: pd.DataFrame,
-    open_reads: pd.DataFrame,
-    present: pd.DataFrame,
-    last: float,
-) -> list[tuple]:
-    """Return the intervals from a commit to the worker's next read, if they may last: the policy
-    delays the read, or the worker is away.
-    """
-    if not trace.policy.chooses_when_to_reply and not trace.has_failures:
-        return []
-    reads = trace.reads[trace.reads["shard"] < 0]
-    reads = reads.assign(answered=reads["arrive_time" if trace.source.separate_reads else "time"])
-    served = frame.loc[
-        (trace.steps["failed_by"] != "resent")[frame.index], ["worker", "job", "commit_time"]
+    computing = [
+        # A computation may be lost before its begin.
+        _mark(steps, "start_time", COMPUTING, ~(start_time > commit_time)),
+        _mark(_begun(trace), "time", COMPUTING),
     ]
-    follows = served.assign(job=served["job"] + 1).merge(reads, on=["worker", "job"])
-    # A worker without a next read waits to the end, or to the arrival of the visit that asks for
-    # it.
-    arrived = present.set_index("worker")["arrive_time"]
-    unanswered = served.groupby("worker")["commit_time"].last()
-    unanswered = unanswered[~unanswered.index.isin(open_reads["worker"])]
-    waits = [
-        (follows["worker"], follows["commit_time"], follows["answered"]),
-        (unanswered.index, unanswered, arrived.reindex(unanswered.index).fillna(last)),
+    if trace.protocol == GOSSIP:
+        return [*computing, *(_mark(steps, time, HELD) for time in ("send_time", "commit_time"))]
+    # The next read of a stopped computation comes after it.
+    pulled = push_read >= 0
+    pulled[pulled] = reads["time"].to_numpy()[push_read[pulled]] <= commit_time[pulled]
+    open_reads = reads[reads["is_open"] & (reads["shard"] < 0)]
+    is_pull = np.zeros(len(reads), bool)
+    is_pull[push_read[pulled]] = True
+    # For the message of a computation that is not done.
+    is_pull[open_reads.index[open_reads["worker"].duplicated()]] = True
+    # A read for a message belongs to the cycle of the message's computation.
+    reads = reads.assign(job=reads["job"] - is_pull)
+    whole = (reads["shard"] < 0).to_numpy()
+    is_visit = np.zeros(len(reads), bool)
+    if trace.servers == 1:
+        is_visit[trace.read_visits.index] = True
+    ended = failed_by != RESENT  # otherwise the message departs again
+    present = trace.present.groupby("worker", as_index=False)["arrive_time"].max()
+    present = present.assign(job=np.iinfo(np.int64).max)
+    return [
+        _mark(reads, "arrive_time", WAITING, is_visit & ~is_pull),
+        _mark(reads, "serve_time", SERVED, is_visit & ~is_pull),
+        _mark(reads, "time", RETURNING, whole & ~is_pull),
+        *computing,
+        _mark(steps, "send_time", SENDING),
+        _mark(reads, "arrive_time", WAITING, is_visit & is_pull),
+        _mark(reads, "serve_time", SERVED, is_visit & is_pull),
+        _mark(reads, "time", SENDING, whole & is_pull),
+        _mark(steps, "arrive_time", WAITING, ended),
+        _mark(steps, "serve_time", SERVED, ended),
+        _mark(steps, "commit_time", RETURNING, ended & pulled),
+        _mark(steps, "commit_time", HELD, ended & ~pulled),
+        _mark(present, "arrive_time", SERVED if trace.discipline == "lock_free" else WAITING),
     ]
-    if trace.has_failures:  # until a worker joins; its first read may still wait at the server
-        first = (
-            reads[reads["job"] == 0].set_index("worker")["answered"].reindex(range(trace.workers))
-        )
-        first = first.fillna(arrived).fillna(last)
-        waits.append((first.index, 0.0, first))
-    return waits
 
 
-def _without_absences(
-    trace: "Trace", gaps: pd.DataFrame, last: float
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split the gaps between a worker's visits into waits for the policy and absences."""
-    absences = trace.spells[trace.spells["worker"] >= 0].sort_values("begin").fillna({"end": last})
-    spells_of_worker = {
-        worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")
-    }
-    held, away = [], []
-    for worker, begin, end in gaps.itertuples(index=False):
-        # Spells of a worker do not overlap, so that their ends ascend, too.
-        spells = spells_of_worker.get(worker, np.zeros((0, 2)))
-        for spell_begin, spell_end in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
-            if spell_begin >= end:
-                break
-            if spell_end > begin:
-                held.append((worker, begin, spell_begin))
-                away.append((worker, max(begin, spell_begin), min(end, spell_end)))
-                begin = min(end, spell_end)
-        held.append((worker, begin, end))
-    # As columns: each list may have very many rows.
-    held_gaps, spells_away = (np.array(rows).reshape(-1, 3).T for rows in (held, away))
-    return _table(tuple(held_gaps)), _table(tuple(spells_away))
+def _lasting(trace: "Trace", marks: list[Mark], last: float) -> pd.DataFrame:
+    """Return the phases between marks, with their ends."""
+    begins = pd.DataFrame({"worker": np.arange(trace.workers), "job": -1, "begin": 0.0})
+    absences = trace.absences[trace.absences["worker"] >= 0].assign(job=np.iinfo(np.int64).max)
+    away = [_mark(absences, "begin", AWAY), _mark(absences, "end", _BACK)]
+    columns = zip(_mark(begins, "begin", HELD), *marks, *away, strict=True)
+    worker, job, begin, phase, step = (np.concatenate(column) for column in columns)
+    # Small integers are sorted in linear time.
+    order = np.lexsort((job, begin, worker.astype(np.min_scalar_type(trace.workers))))
+    order = order[begin[order] <= last]
+    worker, begin, phase, step = (column[order] for column in (worker, begin, phase, step))
+    is_last = np.append(worker[1:] > worker[:-1], True)
+    end = np.where(is_last, last, np.append(begin[1:], last))
+    # A message travels, or is at the server, also while its worker is away.
+    absent = np.cumsum((phase == AWAY).astype(int) - (phase == _BACK))
+    absent -= np.append(0, absent[is_last])[worker]
+    latest = np.maximum.accumulate(np.where(phase < AWAY, np.arange(len(phase)), 0))
+    phase, step = phase[latest], step[latest]
+    phase[(absent > 0) & (phase == HELD)] = AWAY
+    table = {"worker": worker, "phase": phase, "begin": begin, "end": end, "step": step}
+    return pd.DataFrame(table, copy=False)
 
 
-def _unfinished(
-    frame: pd.DataFrame,
-    open_reads: pd.DataFrame,
-    present: pd.DataFrame,
-    travel_time: float,
-    last: float,
-) -> dict[str, tuple]:
-    """Return the last reply, computation and journey of workers with an open read.
-
-    ``travel_time``: the assumed time of the reply (s). ``last``: the end of the trace (s).
-    """
-    is_ahead = open_reads["worker"].duplicated()  # read for the message of the computation
-    reads, worker = open_reads[~is_ahead], open_reads.loc[~is_ahead, "worker"]
-    pulls = open_reads[is_ahead].set_index("worker").reindex(worker)
-    ready = np.fmax(
-        reads["read_time"].to_numpy(), frame.groupby("worker")["commit_time"].last().reindex(worker)
-    )
-    arrived = present.set_index("worker")["arrive_time"].reindex(worker).to_numpy()
-    # An earlier arrival belongs to another visit, a read that the worker asks for meanwhile.
-    end = np.where(arrived >= ready, arrived, last)
-    request_time = np.fmin(end, pulls["read_arrive_time"])
-    begin = np.minimum(ready + travel_time * (reads["job"].to_numpy() > 0), request_time)
-    return {
-        "returning": (worker, ready, begin),
-        "computing": (worker, begin, request_time),
-        # A message that is sent again has a row until then.
-        "sending": (worker, np.maximum(pulls["read_time"], ready), end),
-    }
-
-
-def _table(*parts: tuple) -> pd.DataFrame:
-    """Concatenate (worker, begin, end), without intervals of no duration; a number is for all."""
-    empty = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-    columns = zip(*(np.broadcast_arrays(*part) for part in (*parts, empty)), strict=True)
-    worker, begin, end = map(np.concatenate, columns)
-    lasting = end > begin
-    worker = worker[lasting].astype(np.int64)
-    return pd.DataFrame({"worker": worker, "begin": begin[lasting], "end": end[lasting]})
+def _begun(trace: "Trace") -> pd.DataFrame:
+    """Return the open reads, at the assumed begins of the computations not done at the end."""
+    steps, reads = trace.steps, trace.reads
+    is_ahead = reads["is_open"] & (reads["shard"] < 0)
+    is_ahead[steps["read"]] = False
+    begun = reads[is_ahead].drop_duplicates("worker")
+    if trace.protocol == GOSSIP:
+        return begun
+    by_worker = steps.groupby("worker")["commit_time"]
+    ready = np.fmax(reads["time"].to_numpy()[steps["read"]], by_worker.shift(1))
+    travel_times = (steps["start_time"] - ready)[steps["job"] > 0]
+    travel_time = float(travel_times.median()) if len(travel_times) else 0.0
+    ready = np.fmax(begun["time"], by_worker.last().reindex(begun["worker"]).to_numpy())
+    return begun.assign(time=ready + travel_time * (begun["job"] > 0))

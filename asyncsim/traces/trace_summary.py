@@ -28,7 +28,7 @@ from asyncsim.traces.columns import (
     arrays_of,
     previous_rows,
 )
-from asyncsim.traces.phases import Phases, computations, phases
+from asyncsim.traces.phases import COMPUTING, IN_WORDS, phases
 from asyncsim.traces.samples import rollout_summary, trained_after
 from asyncsim.traces.tables import restores_of
 
@@ -95,7 +95,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
         - ``computing_share``, ``sending_share``, ``waiting_share``, ``served_share``,
           ``held_share``, ``returning_share``, ``away_share``: parts of the workers' time, by
-          `Phases`; they sum to one for a simulated trace. Sending counts as computing where
+          `phases`; they sum to one for a simulated trace. Sending counts as computing where
           departures are not recorded.
         - ``lost_time_share``: part of the workers' time spent on computations without effect.
         - ``counted_share``: the goodput, part of the workers' time spent on gradients that counted,
@@ -346,16 +346,16 @@ def _station(
     # All that are present without locks are in service; elsewhere it is not recorded which of them
     # is.
     serve = np.concatenate([served_at, late if lock_free else np.full(len(late), end)])
-    served = _overlap(served_at, ended_at, begin, end)
+    served = _overlap(served_at, ended_at, begin, end).sum()
     if lock_free:
-        served += _overlap(late, np.full(len(late), end), begin, end)
+        served += _overlap(late, end, begin, end).sum()
     waits = (served_at - arrived_at)[ended_at > begin]
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
     return {
         "utilisation": _ratio(served, end - begin),
         "wait_mean": float(waits.mean()) if len(waits) else np.nan,
-        "queue_mean": _ratio(_overlap(arrive, serve, begin, end), end - begin),
+        "queue_mean": _ratio(_overlap(arrive, serve, begin, end).sum(), end - begin),
         "queue_max": int(waiting[last_before:].max()),
     }
 
@@ -364,22 +364,12 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     """Split the workers' time in an interval into phases, goodput and losses."""
     losses = ("waiting", "sending", "discarded", "failed", "restoring")
     if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
-        shares = [*Phases._fields, "lost_time", "counted"]
+        shares = [*IN_WORDS, "lost_time", "counted"]
         return dict.fromkeys(
             [*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)],
             np.nan,
         )
-    capacity = trace.workers * (end - begin)
-    rows = computations(trace)[["worker", "start_time", "compute_end"]]
-
-    def share(table: pd.DataFrame) -> float:
-        return _ratio(_overlap(table["begin"], table["end"], begin, end), capacity)
-
-    part = {
-        phase: share(table)
-        for phase, table in phases(trace, range(trace.workers))._asdict().items()
-    }
-    rows = rows.set_axis(["worker", "begin", "end"], axis=1)
+    part, of_steps = _shares(trace, begin, end)
     outcome, failed_by = arrays_of(trace.steps, "outcome", "failed_by")
     is_accepted = outcome <= BUFFERED
     failed = np.isin(failed_by, (CRASH, LEAVE, LOSS))
@@ -388,13 +378,13 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     fate = np.select([failed, is_accepted & restoring, is_accepted], [1, 2, 3], 0)
     # A resent message has the fate of the last one; going backwards, each row sees its successor's.
     if (failed_by == RESENT).any():
-        previous = previous_rows(rows["worker"].to_numpy())
+        previous = previous_rows(trace.steps["worker"].to_numpy())
         for row in np.flatnonzero((previous >= 0) & (failed_by[previous] == RESENT))[::-1]:
             fate[previous[row]] = fate[row]
-    computed = {loss: share(rows[fate == number]) for number, loss in enumerate(losses[2:])}
+    computed = dict(zip(losses[2:], np.bincount(fate, of_steps, 4).tolist(), strict=False))
     return {
         **{f"{phase}_share": value for phase, value in part.items()},
-        "lost_time_share": share(rows[~is_accepted]),
+        "lost_time_share": float(of_steps[~is_accepted].sum()),
         "counted_share": part["computing"] - sum(computed.values()),
         "lost_to_waiting": part["waiting"] + part["served"] + part["held"],
         "lost_to_sending": part["sending"] + part["returning"],
@@ -402,6 +392,19 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
         "lost_to_failed": computed["failed"] + part["away"],
         "lost_to_restoring": computed["restoring"],
     }
+
+
+def _shares(trace: "Trace", begin: float, end: float) -> tuple[dict[str, float], np.ndarray]:
+    """Return the shares of the workers' time in each phase, and in the computation of each row."""
+    table, capacity = phases(trace, range(trace.workers)), trace.workers * (end - begin)
+    phase, step = arrays_of(table, "phase", "step")
+    seconds = _overlap(table["begin"], table["end"], begin, end)
+    share = seconds / capacity if capacity > 0 else np.full(len(table), np.nan)
+    # The last computation of a worker may have no row yet.
+    of_steps = np.bincount(step + 1, share * (phase == COMPUTING), len(trace) + 1)[1:]
+    return dict(
+        zip(IN_WORDS, np.bincount(phase, share, len(IN_WORDS)).tolist(), strict=True)
+    ), of_steps
 
 
 def undone(trace: "Trace") -> np.ndarray:
@@ -415,43 +418,35 @@ def undone(trace: "Trace") -> np.ndarray:
 
 def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
     """Summarize the workers' time and messages without a server."""
-    lost = trace.frame[trace.frame["outcome"] == "cancelled"]
-    times = phases(trace, range(trace.workers))
+    part, of_steps = _shares(trace, begin, end)
+    commit_time, is_lost = trace.steps["commit_time"], trace.steps["outcome"] == "cancelled"
     has_failures, trace = trace.has_failures, trace.accepted
     row, sent = arrays_of(trace.taken_up, "row", "source")
     (departed, taken_times), in_flight = flights(trace), arriving(trace)
 
-    def share(begins: Any, ends: Any) -> float:
-        # The clocks of several machines may differ, so that the intervals of a worker overlap.
-        capacity = trace.workers * (end - begin)
-        return float(np.minimum(_ratio(_overlap(begins, ends, begin, end), capacity), 1.0))
-
-    computed, away_share = (
-        share(table["begin"], table["end"]) for table in (times.computing, times.away)
-    )
     flying = _overlap(
         departed, np.concatenate([taken_times, np.full(len(in_flight), end)]), begin, end
     )
     late, rows = row >= warm_up, trace.steps.iloc[warm_up:]
     numbers = {
-        "computing_share": computed,
-        "waiting_share": 1 - computed - away_share,
+        "computing_share": part["computing"],
+        "waiting_share": part["held"],
         "messages_mean": float((late.sum() + (rows["partner"] >= 0).sum()) / len(rows)),
         "message_age_mean": float((row - sent)[late].mean()) if late.any() else np.nan,
-        "in_flight_mean": _ratio(flying, end - begin),
+        "in_flight_mean": _ratio(flying.sum(), end - begin),
         "in_flight_end": len(in_flight),
         "in_flight_mass": float(push_weights(trace)[in_flight["row"]] @ in_flight["weight"]),
     }
     if not has_failures:
         return numbers
-    in_vain = share(lost["start_time"], lost["send_time"])
-    count = int((lost["commit_time"] > begin).sum())
+    in_vain = float(of_steps[is_lost].sum())
+    count = int((is_lost & (commit_time > begin)).sum())
     return numbers | {
-        "away_share": away_share,
+        "away_share": part["away"],
         "cancelled_share": count / (count + len(rows)),
-        "counted_share": computed - in_vain,
-        "lost_to_waiting": 1 - computed - away_share,
-        "lost_to_failed": in_vain + away_share,
+        "counted_share": part["computing"] - in_vain,
+        "lost_to_waiting": part["held"],
+        "lost_to_failed": in_vain + part["away"],
     }
 
 
@@ -519,10 +514,10 @@ def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return time, np.cumsum(np.bincount(position, weights=changes)).astype(np.int64)
 
 
-def _overlap(begins: Any, ends: Any, begin: float, end: float) -> float:
-    """Return the total length of intervals, each cut to the one from ``begin`` to ``end``."""
+def _overlap(begins: Any, ends: Any, begin: float, end: float) -> np.ndarray:
+    """Return the lengths of intervals, each cut to the one from ``begin`` to ``end``."""
     begins, ends = np.asarray(begins), np.asarray(ends)
-    return float(np.maximum(np.minimum(ends, end) - np.maximum(begins, begin), 0.0).sum())
+    return np.maximum(np.minimum(ends, end) - np.maximum(begins, begin), 0.0)
 
 
 def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
@@ -534,4 +529,4 @@ def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
 
 
 def _ratio(part: float, total: float) -> float:
-    return part / total if total > 0 else np.nan
+    return float(part / total) if total > 0 else np.nan
