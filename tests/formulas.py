@@ -183,6 +183,25 @@ def median_of_version():
 # Elastic averaging
 
 
+def heavy_ball(w, server, x, visit):
+    w.v = MU * w.v + sum(visit.steps(w.read))
+    return x + w.v
+
+
+def gem(size):
+    """Each update scaled so that the workers' common energy is the proxy's; ``size`` of an update,
+    which is never zero.
+    """
+
+    def rule(w, server, x, visit):
+        (u,) = visit.steps(w.read)
+        w.v = MU * w.v + u
+        d, w.pulled = x - getattr(w, "pulled", START), x
+        return x + np.clip((np.abs(w.v) - np.abs(d)) / size(u), 0, 5) * u
+
+    return rule
+
+
 def gem_server(proxy_step="round", kappa=1.0):
     """The authors' program with one momentum, of all workers' updates."""
 

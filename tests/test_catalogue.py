@@ -233,6 +233,9 @@ RULES = {
     "eamsgd": case(formulas.eamsgd(shared(0.9)), 3),
     "easgd": case(formulas.easgd(0.9), timing="rounds"),
     "easgd, window": case(formulas.easgd(0.5), 3, "rounds", beta=0.5),
+    "gem": case(formulas.gem(lambda u: np.abs(u + 1e-12))),
+    "gem, paper": case(formulas.gem(lambda u: np.abs(u) + 1e-16), variant="paper"),
+    "sgd": case(formulas.heavy_ball),
     "gem_server": case(formulas.gem_server()),
     "gem_server, commit": case(formulas.gem_server("commit", 2.0), proxy_step="commit", kappa=2.0),
     "gem_yellowfin": case(formulas.gem_yellowfin(0.9, 5), smoothing=0.9, curvature_window=5),
@@ -393,7 +396,7 @@ def quadratic(name=""):
 #: Commits of a case whose path amplifies round-off: tenfold every 20 commits here, because small
 #: singular values are multiplied by a thousand. With seven workers weight prediction diverges
 #: later.
-COMMITS_OF = {"weight_prediction": 50, "ringmaster_lmo": 100}
+COMMITS_OF = {"weight_prediction": 50, "ringmaster_lmo": 100, "gem": 100, "gem, paper": 100}
 
 
 def path_deviation(method, rule, trace, problem=None, commits=COMMITS):
@@ -430,6 +433,8 @@ def combinations():
     default = {"aeasgd", "agn", "dana_zero", "dc_asgd", "fedasync, proximal"}
     default |= {
         "fedbuff",
+        "gem",
+        "gem, paper",
         "hogwild",
         "lsgd",
         "qsgd",
@@ -442,7 +447,7 @@ def combinations():
     } | SEVERAL
     assert default <= set(RULES)
     for name in RULES:
-        yield unless(name in default, name, 7)
+        yield unless(name in default, name, 1 if name == "sgd" else 7)
 
 
 @pytest.mark.parametrize(("name", "workers"), list(combinations()))
