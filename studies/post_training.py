@@ -526,10 +526,12 @@ def _parts(
     if REWARDS in tables:
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
-        what = "reward at the end, each correction at its best rate; time to a reward of"
         origin = "half way from the start to the best final reward"
         origin = origin if config.target is None else "--target"
-        parts += [f"{config.problem}: {what} {target} ({origin})"]
+        caption = f"{config.problem}: reward at the end, each correction at its best rate"
+        if not rewards["target"].isna().any():
+            caption += f"; time to a reward of {target} ({origin})"
+        parts.append(caption)
         shown_rewards = rewards.assign(reward=spread(rewards, "reward"))
         columns: Columns = [
             "queue",
@@ -567,6 +569,8 @@ def answer(tables: dict[str, pd.DataFrame]) -> str:
     if REWARDS in tables:
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
+        if rewards["target"].isna().any():
+            return f"{text}; every run diverged: give lower rates to --tune."
         met = rewards[np.isfinite(rewards["time_to_target"])]
         if met.empty:
             return f"{text}; no setting rises to a reward of {target} with every seed."
