@@ -52,7 +52,7 @@ from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, titled
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig, StudyOptions
-from asyncsim.study.executor import Executor, Local, LocalProcesses
+from asyncsim.study.executor import Executor, LocalProcesses
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, executor_of, measurement, run_jobs
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
@@ -224,7 +224,7 @@ def run(config: Config) -> Result:
     follow = None if not config.replay else functools.partial(_replays, config, candidates)
     conclude = functools.partial(_conclude, config, candidates)
     return run_jobs(
-        "plan", config, config.options_record("plan"), jobs, _executor(config), conclude, follow
+        "plan", config, config.options_record(), jobs, _executor(config), conclude, follow
     )
 
 
@@ -234,7 +234,7 @@ def _executor(config: Config) -> Iterator[Executor]:
         with executor_of(config, ()) as executor:
             yield executor
     else:
-        yield LocalProcesses(measure_all, Local())
+        yield LocalProcesses(measure_all)
 
 
 @each_note_once()

@@ -244,7 +244,7 @@ def run(config: Config) -> Result:
     problem = from_file("problem", config.problem, PolicyProblem)
     if isinstance(problem, str):
         problem = called("problem", problem, POLICY_PROBLEMS)
-    record = {**config.options_record("post_training"), "cluster": _about(config, clusters)}
+    record = {**config.options_record(), "cluster": _about(config, clusters)}
     jobs = [
         _queue_job(config, queue, cluster, seed, problem)
         for seed in range(config.seeds)

@@ -199,7 +199,6 @@ def write_windows(folder):
         | {
             "train_accuracy": 0.99 - 0.001 * n,
             "test_accuracy": 0.98 - 0.001 * n,
-            "staleness_mode": n - 1,
         }
         for n in (10, 20)
         for w in (1, 10)

@@ -342,6 +342,12 @@ def test_waits_at_a_free_server_are_service():
 GOOD = simulate(Cluster(3, "gamma(1, 0.3)", "exponential(0.2)", window=2), 200, seed=0)
 
 
+def shifted(name, row, by):
+    values = GOOD.frame[name].copy()
+    values[row] += by
+    return without_cluster(with_columns(GOOD, **{name: values}))
+
+
 def test_a_server_of_several_threads_is_refused():
     """Every service of the second kind begins while another is under way."""
     threads = with_columns(GOOD, serve_time=GOOD.frame["arrive_time"])

@@ -268,3 +268,10 @@ def as_log(trace, frame, in_flight):
         in_flight=in_flight.rename(columns={"row": "source"}),
         takes_up=trace.takes_up,
     )
+
+
+def damaged(trace, name, row, value):
+    frame = trace.frame.copy()
+    frame[name] = frame[name].astype(object) if name in ("sources", "weights") else frame[name]
+    frame.at[row, name] = value
+    return lambda: as_log(trace, frame, trace.in_flight)

@@ -7,6 +7,10 @@ from asyncsim.replays.replay import replay
 from asyncsim.study.cell import meet
 
 
+def gradient(x):
+    return 4 * x * (x**2 - 1) + 0.3
+
+
 @pytest.mark.parametrize(
     ("method", "up", "down"),
     [

@@ -43,3 +43,7 @@ def test_a_method_with_a_policys_text_replays():
     asyncsim.replay(trace, damped(timing=Timing(policy="barrier(count=2)")), PROBLEM)
     with pytest.raises(InputError, match=r"needs a trace with policy = barrier\(count=4\)"):
         asyncsim.replay(trace, damped(timing=Timing(policy="barrier(count=4)")), PROBLEM)
+
+
+def by_loss(gradients, state, params=None, *, visit, **others):
+    return jax.tree.map(lambda g: -g * visit.loss, gradients), state

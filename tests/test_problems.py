@@ -59,6 +59,20 @@ def regression():
     return custom(init, loss, train, {"x": x[:7], "y": train["y"][:7]}, batch_size=8)
 
 
+def classes(predict, train=None, test=None):
+    """A user's problem of two classes that predicts; with data of the user's own instead of these,
+    if given.
+    """
+    x = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
+    data = {"x": x, "label": np.array([0, 1, 0])}
+    given = {
+        "train": data if train is None else train,
+        "test": data if test is None else test,
+        "batch_size": 1,
+    }
+    return custom(lambda key: jnp.eye(2), lambda p, b, k: jnp.sum(p * p), **given, predict=predict)
+
+
 def with_state():
     """A user's problem that counts its batches in a state."""
 
@@ -445,6 +459,26 @@ def test_workers_draw_from_their_dirichlet_shards():
 # Bad input
 
 
+def line(key):
+    return jnp.ones(2)
+
+
+def half(params, batch, key):
+    return jnp.sum(params * params)
+
+
+def own(*data, **options):
+    return custom(line, half, *data, **options)
+
+
+def scores(params, data):
+    return data["x"] @ params
+
+
+def images(shape=(28, 28), label=(0, 9, 4)):
+    return {"image": np.zeros((3, *shape), np.float32), "label": np.array(label)}
+
+
 @pytest.mark.parametrize(
     ("label", "precision", "fits"),
     [(2**40, "float32", False), (2**40, "float64", True), (7, "float32", True)],
@@ -494,3 +528,12 @@ def test_a_custom_problem_splits_its_examples():
     assert split_by_class(split=parts).config["split"] == [5, 2]
     function = split_by_class(split=lambda workers, seed: parts)
     assert np.array_equal(function.batch_indices(0, 2).rows([1], [0]), batches.rows([1], [0]))
+
+
+def labelled(label):
+    return {"x": np.ones((3, 2)), "label": np.array(label)}
+
+
+def of_images(make, shape, *args):
+    """A problem of good training images, and of others to test."""
+    return make(images(shape), images(*args), batch_size=1)

@@ -310,3 +310,7 @@ def test_directions_are_those_of_a_loop(window, float64):
 def test_a_target_of_another_shape_is_refused():
     with pytest.raises(InputError, match=r"target: parameters of shapes \(2,\)"):
         recorders.directions(problems.quadratic([1.0]), np.zeros(2))
+
+
+def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
+    return [recorders.Recorder(("a",), observe, **rest)]

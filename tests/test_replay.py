@@ -18,6 +18,8 @@ from asyncsim import (
     problems,
     replay_ensemble,
 )
+from asyncsim.methods import Method, gradient_steps
+from asyncsim.methods.method import send_update
 from asyncsim.replays.replay import replay
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -137,6 +139,18 @@ def test_commits_carry_the_trace():
         pd.testing.assert_series_equal(run.commits[ours], trace.frame[theirs], check_names=False)
     assert run.evaluations["gradients"].iloc[-1] == 600
     assert run.config["method"] == "downpour" and run.config["commits"] == 200
+
+
+def watched():
+    """DOWNPOUR that shows its updates."""
+
+    def message(worker, update, start, central, visit):
+        return *send_update(worker, update, start, central, visit)[:2], {
+            "size": jnp.abs(update),
+            "positive": update > 0,
+        }
+
+    return Method(gradient_steps(0.05), "watched", message=message)
 
 
 # Divergence

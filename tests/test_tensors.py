@@ -25,7 +25,7 @@ from asyncsim import (
     replay,
     simulate,
 )
-from asyncsim.methods import Applied, Method, declared
+from asyncsim.methods import Applied, Method, declared, gradient_steps
 from asyncsim.methods.ringmaster_lmo import orthogonalized
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -168,6 +168,11 @@ def test_a_recording_is_its_replay(optimized):
 
 
 # Checks
+
+
+def mine(**fields):
+    fields = {"optimizer": gradient_steps(0.1), "space": "tensors"} | fields
+    return Method(name="mine", **fields)
 
 
 # Muon

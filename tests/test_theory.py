@@ -24,6 +24,11 @@ from asyncsim.clusters.laws import (
 K_SIGMA = 5.0
 
 
+def digits(count: int) -> float:
+    """Half a unit in the last printed digit."""
+    return 0.5 * 10.0**-count
+
+
 # Staleness
 
 

@@ -29,6 +29,9 @@ LOG = pd.DataFrame(
     columns=SMALLEST,
 )
 
+#: The reads that are part of the first three commits.
+READS = pd.DataFrame({"worker": [0, 1, 0]}).assign(**{name: [2.5, 3.0, 4.5] for name in READ_TIMES})
+
 
 def simulated(**options):
     return simulate(
@@ -153,3 +156,9 @@ def test_workers_are_numbered_from_zero():
         recorded(far)
     with pytest.raises(InputError, match=r"workers = \d+: a cluster of so many needs at least"):
         recorded(far, workers=10**11)
+
+
+def changed(row, **values):
+    return LOG.assign(
+        **{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()}
+    )

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from tqdm import tqdm
-
 from asyncsim.base.errors import InputError, error_lines, printable
 
 #: Joins a number and its noun while lines are broken, at plain spaces only.
@@ -223,7 +221,8 @@ def on_a_terminal() -> bool:
 def tell(text: str) -> None:
     """Print to standard error, above the progress bars; a closed standard error is ignored."""
     text = printable(text)
-    with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
+    above = (progress.bar.external_write_mode(file=sys.stderr) for progress in _bars)
+    with contextlib.suppress(OSError), next(above, contextlib.nullcontext()):
         print(_for_terminal(text) if on_a_terminal() else text, file=sys.stderr, flush=True)
 
 
@@ -243,30 +242,41 @@ _compiling: list[None] = []
 _bars: "set[Progress]" = set()
 
 
-class Progress(tqdm):
+class Progress:
     """A progress bar that is removed at its end, and says meanwhile if JAX compiles.
 
     ``is_shown``: by default, if standard error is a terminal.
     """
 
     def __init__(self, total: int, description: str, unit: str, is_shown: bool | None = None):
-        self.words = ""
+        from tqdm import tqdm  # takes a tenth of a second, which short commands save
+
         is_shown = on_a_terminal() if is_shown is None else is_shown
-        super().__init__(
+        self.words, self.count = "", 0
+        self.bar: Any = tqdm(
             total=total, desc=description, unit=unit, disable=not is_shown, leave=False
         )
-        if is_shown:
+
+    def __enter__(self) -> "Progress":
+        if not self.bar.disable:
             _bars.add(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the bar."""
+        _bars.discard(self)
+        self.bar.close()
+
+    def advance(self, count: int) -> None:
+        """Show a count of finished units."""
+        self.bar.update(count - self.count)
+        self.count = count
 
     def say(self, words: str) -> None:
         """Replace the words at the end of the bar; "compiling" follows them."""
         self.words = words
-        self.set_postfix_str(", ".join(filter(None, [words, "compiling" if _compiling else ""])))
-
-    def close(self) -> None:
-        """Remove the bar."""
-        _bars.discard(self)
-        super().close()
+        parts = filter(None, [words, "compiling" if _compiling else ""])
+        self.bar.set_postfix_str(", ".join(parts))
 
 
 def show_compilation(is_running: bool) -> None:

@@ -61,7 +61,7 @@ def write_movie(chosen: Sequence[Shown], path: Path, frames: int = 300) -> Path:
                     for draw in drawn:
                         draw(frame, time)
                     writer.grab_frame()
-                    bar.update()
+                    bar.advance(frame + 1)
 
         return write_whole(path, save)
 

@@ -456,7 +456,7 @@ def _counting(task: Task, timeout: float, progress: bool | None) -> Iterator[Any
         def advance(commits: int) -> None:
             nonlocal last, grown
             if commits > last:
-                bar.update(commits - last)
+                bar.advance(commits)
                 last, grown = commits, time.monotonic()
             if time.monotonic() - grown > timeout:
                 raise InputError(

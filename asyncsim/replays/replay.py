@@ -326,7 +326,7 @@ def run_to_the_end(
                     "one call to the next, "
                     "in a list or a global say; return it as its state instead"
                 ) from error
-            bar.update(running.position - bar.n)
+            bar.advance(running.position)
             if stop in stops and not running.over:
                 evaluate()
             if running.over:

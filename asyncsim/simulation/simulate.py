@@ -111,7 +111,7 @@ def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]
 
     def report(count: int) -> None:
         require_wanted()
-        bar.update(count - bar.n)
+        bar.advance(count)
 
     with Progress(commits, "simulate", "commit", is_shown=True) as bar:
         yield report

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +31,7 @@ from asyncsim.base.console import (
 from asyncsim.base.errors import InputError, printable
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
+from asyncsim.study.help import short_help, value_of
 from asyncsim.study.loading import (
     GROUPS,
     hidden,
@@ -42,7 +43,6 @@ from asyncsim.study.loading import (
     told_in_a_line,
     without_group,
 )
-from asyncsim.study.options import NEGATIVE, read_options, refuse_unknown_names, value_of
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study with failed runs.
@@ -125,9 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, *options: str, keep_compiled: bool) -> int:
     _warn_of({study: path for study, path in hidden().items() if study == name})
-    if not {"-h", "--help"}.isdisjoint(options):
+    if "-h" in options:
+        print(short_help(name, load(name, options_alone=True), options))
+        return 0
+    if "--help" in options:
         with contextlib.suppress(SystemExit):
-            read_options(name, load(name, options_alone=True), options)
+            configure(name, options)
         return 0
     set_up_jax(keep_compiled)  # before the study imports JAX
     with each_note_once():
@@ -161,6 +164,8 @@ def configure(
     A resumed study keeps its original options; options on the command line override them. With
     ``check`` the values are checked, too, as far as the options alone allow.
     """
+    from asyncsim.study import options as command_line  # loads tyro
+
     # Bad options are refused at once, before the study's imports, which take seconds.
     options_alone = load(name, options_alone=True)
     first = getattr(options_alone.Config, "first", "")
@@ -169,22 +174,22 @@ def configure(
     folder, typed = value_of("resume", options), options
     # Other options may be a stranger's.
     recordable = set(getattr(options_alone.Config, "__dataclass_fields__", ())) - ELSEWHERE
-    recorded = _options_of(results.command_of(folder, name), recordable)
+    recorded = command_line.options_of(results.command_of(folder, name), recordable)
     if recorded:
         tell(printable(f"resuming with {shlex.join(recorded)}"))
-    options = [*_options_of(recorded, recordable - fields_of(typed)), *typed]
+    options = [*command_line.options_of(recorded, recordable - fields_of(typed)), *typed]
     with each_note_once():
-        config = read_options(name, options_alone, options)
+        config = command_line.read_options(name, options_alone, options)
         if recorded:
             require_typed(vars(config), typed, folder)
         if check and isinstance(config, StudyOptions):
-            refuse_unknown_names(config)
+            command_line.refuse_unknown_names(config)
             with contextlib.suppress(NameError):  # of an import that only the whole study has
                 config.check()
         study = load(name)
-        config = read_options(name, study, options)
+        config = command_line.read_options(name, study, options)
     # A frozen dataclass; no field, as it is no option.
-    object.__setattr__(config, results.COMMAND, tuple(_options_of(options, recordable)))
+    object.__setattr__(config, results.COMMAND, tuple(command_line.options_of(options, recordable)))
     if isinstance(config, JobOptions):
         file = studies()[name]
         if file.parent != shipped("studies"):
@@ -196,17 +201,6 @@ def configure(
 def _warn_of(files: dict[str, Path]) -> None:
     for name, path in files.items():
         note(f"{path} is not used: a shipped study is called {name}; rename yours")
-
-
-def _options_of(options: Iterable[str], fields: Collection[str]) -> list[str]:
-    """Select the options of some fields, and their values, from a command line."""
-    selected, is_selected = [], False
-    for option in options:
-        if option.startswith("-") and not NEGATIVE.fullmatch(option):
-            is_selected = not fields_of([option]).isdisjoint(fields)
-        if is_selected:
-            selected.append(option)
-    return selected
 
 
 def _summary(path: Path) -> str:

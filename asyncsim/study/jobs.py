@@ -16,11 +16,14 @@ from asyncsim.base import hooks
 from asyncsim.base.console import Progress, note, tell
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import (
+    field_values,
     folder_name,
+    plain,
     read_table,
     set_aside,
     unsealed,
     write_csv,
+    write_json,
     write_sealed,
 )
 from asyncsim.study import results
@@ -121,7 +124,7 @@ class Runner:
         started = time.time()
         with Progress(len(calls), "runs", "run") as bar:
             for count, completion in enumerate(self._executor.map(_timed, calls), start=1):
-                bar.update()
+                bar.advance(count)
                 bar.say(expected_end(started, count, len(calls)))
                 place = missing[completion.place]
                 job = self.jobs[place]
@@ -226,6 +229,7 @@ def run_jobs(
     After a KeyboardInterrupt or InputError, which is passed on, the folder has tables and figures
     of the finished runs, and ``config.json`` names the missing runs.
     """
+    record = {"study": study, **record}
     place = results.new_folder(config.out, study, resumable=True)
     if config.resume is not None:
         place = results.old_folder(config.resume, record)
@@ -275,6 +279,23 @@ def run_jobs(
                 f"{results.resume_option(folder)} tries them again"
             )
     return Result(folder, summary)
+
+
+@contextlib.contextmanager
+def folder_of(study: str, config: Any) -> Iterator[Path]:
+    """Yield a new folder for a study without jobs, which is not resumed, with its ``config.json``;
+    at the end write the origin and the page, and print the names of the files.
+    """
+    with results.new_folder(config.out, study) as folder:
+        options = {name: plain(value) for name, value in field_values(config).items()}
+        command = getattr(config, results.COMMAND, None)
+        del options["out"]
+        write_json(folder / results.CONFIG, {"study": study, results.COMMAND: command, **options})
+        with hooks.on_a_page(folder):
+            yield folder
+            results.write_origin(folder)
+            results.remember(folder)
+    results.say_written(folder)
 
 
 def read_summary(folder: Path) -> "pd.DataFrame":

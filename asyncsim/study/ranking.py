@@ -296,7 +296,10 @@ def spread(table: pd.DataFrame, name: str) -> list[str]:
 
 
 def ranked_parts(
-    table: pd.DataFrame, by: Sequence[str], measure: Measure, further: Iterable[str | Column]
+    table: pd.DataFrame,
+    by: Sequence[str | Column],
+    measure: Measure,
+    further: Iterable[str | Column],
 ) -> list[str | pd.DataFrame]:
     """Return a `ranked` table as texts; several rows have places, and a legend of the marks.
 
@@ -357,7 +360,7 @@ def verdict(
     if early:
         return f"no fastest {what}: {early[0]} touched {goal} before {best} held it"
     if is_until_target(measure.name) and first[measure.name] == 0:
-        return f"no best {what}: the start meets {goal} already; give a harder --target"
+        return f"no best {what}: the start meets {goal}; give a harder --target"
     if not rest:
         return f"{best} is the only {what}"
     if seeds < 2:

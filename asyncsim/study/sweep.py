@@ -222,7 +222,7 @@ def run_cells(
     methods: dict[str, Any] = {}  # of the first cell that has each
     for cell in cells:
         methods |= {method.name: method for method in cell.methods if method.name not in methods}
-    record = {"study": study, **config.record(list(methods.values()), cells[0].problem), **also}
+    record = {**config.record(list(methods.values()), cells[0].problem), **also}
     if cells[0].goal is not None:
         record |= {"target": cells[0].goal.value, "target_of": cells[0].goal.of}
     if any(cell.values for cell in cells):
