@@ -17,7 +17,7 @@ from asyncsim.base.console import over_seeds, summary_of
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import Drawing, Paper, Study
-from asyncsim.methods.leader import leaders
+from asyncsim.replays.run import leaders
 from asyncsim.study.finished import Finished, figures
 from asyncsim.study.results import RANKING, cell_options
 

@@ -34,9 +34,8 @@ from asyncsim.base.errors import (
     require_nonnegative,
 )
 from asyncsim.methods import Method, lsgd, named_optimizer
-from asyncsim.methods.leader import leaders
 from asyncsim.problems import Problem
-from asyncsim.replays.run import Run
+from asyncsim.replays.run import Run, leaders
 from asyncsim.study.cell import Cell, CellRun
 from asyncsim.study.comparison import Comparison, final_accuracy, with_nesterov
 from asyncsim.study.sweep import ComparisonConfig, preset

@@ -204,70 +204,6 @@ def gem(size):
     return rule
 
 
-def gem_server(proxy_step="round", kappa=1.0):
-    """The authors' program with one momentum, of all workers' updates."""
-
-    def rule(w, server, x, visit):
-        (u,) = visit.steps(w.read)
-        m, n = getattr(server, "m", 0 * x), visit.n
-        server.m = m = MU ** (1 / n) * m + u / n if proxy_step == "round" else MU * m + u
-        d, w.pulled = x - getattr(w, "pulled", START), x
-        pi = (kappa * np.abs(m) - np.abs(d)) / np.abs(u + 1e-12)
-        return x + np.clip(pi, 0, 5) * u
-
-    return rule
-
-
-class AuthorsTuner:
-    """YellowFin as its authors' program for TensorFlow has it, with polynomial roots by NumPy."""
-
-    def __init__(self, beta, window, rate=0.0, momentum=0.0):
-        self.beta, self.window, self.rate, self.momentum = beta, window, rate, momentum
-        self.logs, self.sums, self.count = [], {}, 0
-
-    def average(self, name, value):
-        self.sums[name] = self.beta * self.sums.get(name, 0.0) + (1 - self.beta) * value
-        return self.sums[name] / (1 - self.beta ** (self.count + 1))
-
-    def take(self, g):
-        square = g @ g
-        sparsity = self.average("sparsity", np.count_nonzero(g) / g.size)
-        square_mean = self.average("square", square)
-        self.logs = [*self.logs, np.log(square)][-self.window :]
-        h_min = np.exp(self.average("least", min(self.logs))) * sparsity
-        h_max = np.exp(self.average("most", max(self.logs))) * sparsity
-        mean = self.average("gradient", g)
-        variance = max(1e-6, square_mean - np.sum(mean**2)) * sparsity
-        ratio = self.average("norm", np.sqrt(square)) / square_mean
-        distance = self.average("distance", ratio) / np.sqrt(sparsity)
-        if self.count:
-            p = distance**2 * h_min**2 / 2 / variance
-            roots = np.roots([-1.0, 3.0, -(3 + p), 1.0])
-            (x,) = roots[(roots.real > 0) & (roots.real < 1) & (np.abs(roots.imag) < 1e-5)].real
-            edge = np.sqrt(h_max / h_min)
-            momentum = max(x**2, ((edge - 1) / (edge + 1)) ** 2)
-            rate = (1 - np.sqrt(momentum)) ** 2 / h_min
-            self.momentum = self.beta * self.momentum + (1 - self.beta) * momentum
-            self.rate = self.beta * self.rate + (1 - self.beta) * rate
-        self.count += 1
-
-
-def gem_yellowfin(beta, window):
-    """The authors' program whose momentum is tuned by each worker's gradients."""
-
-    def rule(w, server, x, visit):
-        if not hasattr(w, "tuner"):
-            w.tuner = AuthorsTuner(beta, window)
-        (u,) = visit.steps(w.read)
-        w.v = w.tuner.momentum * w.v + u
-        w.tuner.take(-u / RATE)
-        d, w.pulled = x - getattr(w, "pulled", START), x
-        pi = (np.abs(w.v) - np.abs(d)) / np.abs(u + 1e-12)
-        return x + np.clip(pi, 0, 5) * u
-
-    return rule
-
-
 def aeasgd_moved(alpha):
     """dist-keras: pull, E = alpha (W - center), W -= E, commit E, then train on the batch at the
     moved W.
@@ -767,36 +703,6 @@ def muon(rate, shapes, beta=0.95):
         return rate * by_tensors(shapes, oracle, u)
 
     return step
-
-
-def heloco(
-    rate, mu, sizes, weight=None, keep=0.2, shrink=0.5, shrink_limit=0.5, turn=1.0, kappa=3.0
-):
-    def correct(delta, m):
-        length, m_length = np.linalg.norm(delta), np.linalg.norm(m)
-        if m_length == 0:
-            return delta
-        c, conf = delta @ m / (length * m_length), length / (length + kappa * m_length)
-        if c >= keep:
-            return delta
-        if c < 0:
-            return delta - min(-shrink * c * conf, shrink_limit) * c * length * m / m_length
-        part = min(turn * (1 - c) * conf, 1)
-        direction = (1 - part) * delta / length + part * m / m_length
-        return length * direction / np.linalg.norm(direction)
-
-    def rule(w, server, x, visit):
-        delta, m = -sum(visit.steps(w.read)), getattr(server, "m", 0 * x)
-        ends = np.cumsum(sizes)
-        parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        rho = visit.n**-0.5 if weight is None else weight
-        g = rho * np.concatenate([correct(delta[part], m[part]) for part in parts])
-        server.m = mu * m + (1 - mu) * g
-        x = x - rate * (g + mu * server.m)
-        w.reply = x - rate * mu * server.m
-        return x
-
-    return rule
 
 
 # Workers of whom some may send anything

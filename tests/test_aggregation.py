@@ -223,7 +223,9 @@ def test_equal_messages_tie_by_index():
     """
     one = np.random.default_rng(0).normal(size=17_226).astype(np.float32)
     g = np.stack([one + 1, *[one] * 10, one - 1])
-    result = parse_rule("multi_krum(f=2, m=3)").aggregate((), jax.numpy.asarray(g), None, ())
+    result = parse_rule("multi_krum(f=2, m=3)").aggregate(
+        (), jax.numpy.asarray(g), np.ones(12, bool), ()
+    )
     np.testing.assert_array_equal(np.flatnonzero(result.share), [1, 2, 3])
 
 

@@ -144,7 +144,6 @@ one = formulas.damping(lambda visit: 1)  # every message as it is
 
 #: Shapes of the tensors of the 16 parameters, by the case; one vector elsewhere.
 SHAPES = {
-    "heloco, tensors": [(1,), (4,), (11,)],
     "ringmaster_lmo": [(3, 2), (2, 4), (2,)],
     "server_optimizer, muon": [(2, 5), (3, 2)],
 }
@@ -210,19 +209,6 @@ RULES = {
         formulas.server_optimizer(formulas.muon(0.02, SHAPES["server_optimizer, muon"])),
         optimizer=optax.contrib.muon(0.02),
     ),
-    # Keeps 1012, turns 386 and shrinks 99 directions; the defaults keep all on this quadratic.
-    "heloco, tensors": case(
-        formulas.heloco(0.5, 0.8, [1, 4, 11], 0.9, 0.9, 0.7, 0.3, 2.0, 0.5),
-        2,
-        server_rate=0.5,
-        server_momentum=0.8,
-        weight=0.9,
-        keep=0.9,
-        shrink=0.7,
-        shrink_limit=0.3,
-        turn=2.0,
-        kappa=0.5,
-    ),
     "delay_adaptive": case(formulas.damping(lambda visit: visit.n / max(visit.n, visit.tau))),
     "delay_adaptive, koloskova": case(
         formulas.damping(
@@ -246,9 +232,6 @@ RULES = {
         formulas.gem(lambda u: np.abs(u) + 1e-16), timing="reading", variant="paper"
     ),
     "sgd": case(formulas.heavy_ball),
-    "gem_server": case(formulas.gem_server()),
-    "gem_server, commit": case(formulas.gem_server("commit", 2.0), proxy_step="commit", kappa=2.0),
-    "gem_yellowfin": case(formulas.gem_yellowfin(0.9, 5), smoothing=0.9, curvature_window=5),
     "lsgd, one leader": case(formulas.lsgd(3, 0.3), 3, pull=0.3, optimizer=DIVERSE),
     "lsgd": case(
         formulas.lsgd(2, 0.2, 3, 0.4, 3),

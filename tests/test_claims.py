@@ -188,12 +188,6 @@ def test_comparisons_choose_rows_best_rates_and_bounds():
         ("figure 8", ("method.kappa",), "final_loss", {(1.0,): 0.5, (3.0,): 0.2, (4.0,): 2.0}),
         ("figure 7;", ("workers",), "final_loss", {(8,): 0.5, (16,): 0.2}),
         ("equations 12 and 19", ("method", "workers"), "energy_ratio", {("gem", 5): 0.8}),
-        (
-            "an idea in the outlook",
-            ("method", "workers", "learning_rate"),
-            "train_loss",
-            {("gem_yellowfin", 20, 0.1): 0.2, ("gem", 20, 0.1): 0.3},
-        ),
     ],
 )
 def test_the_claims_of_gem_are_held_against_their_opposites(source, names, column, values):

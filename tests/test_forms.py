@@ -62,27 +62,6 @@ def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("form", ["single", "batch"])
-def test_a_state_can_be_gone_on_from(form):
-    trace, method, problem = (
-        make_trace(commits=2 * EVERY),
-        make_method("aeasgd"),
-        make_problem("quadratic"),
-    )
-    with jax.enable_x64(True):
-        one, other = (computed(trace, method, problem, form) for _ in range(2))
-        one.advance(EVERY)
-        other.advance(EVERY)
-        moved = jax.tree.map(jnp.array, one.state)
-        moved = moved._replace(central=moved.central + 1)
-        before = np.array(moved.central)
-        for running in (one, other):
-            running.go_on_from(moved)
-            running.advance(2 * EVERY)
-        assert np.array_equal(one.state.central, other.state.central)
-        assert np.array_equal(moved.central, before)  # the argument is not used up
-
-
 def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
     with jax.enable_x64(True):
         running = computed(

@@ -110,4 +110,4 @@ def test_starts_of_another_shape_are_refused():
     with pytest.raises(InputError, match=r"init_replica\(key, 3\): failed: IndexError"):
         replay(trace, methods.lsgd(), apart(STARTS[:3]))
     with pytest.raises(InputError, match=r"init_replica: takes .* it is called as"):
-        problems.custom(lambda key: np.zeros(2), lambda x, batch, key: x[0], init_replica=len)
+        replay(trace, methods.lsgd(), dataclasses.replace(problem, init_replica=len))

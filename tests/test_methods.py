@@ -232,7 +232,7 @@ def test_factories_refuse_what_cannot_be_used(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("gap_aware", "dc_asgd", "downpour", "gem", "gem_yellowfin"),
+        *("gap_aware", "dc_asgd", "downpour", "gem"),
         *(pytest.param(name, marks=pytest.mark.full) for name in ("adag", "kardam")),
     ],
 )

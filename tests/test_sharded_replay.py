@@ -27,9 +27,8 @@ from asyncsim.replays.parts import find_parts, partition_of
 
 ROUND_OFF = 1e-12
 #: Methods that parts of a vector do not suit: matrices; delays, which a replay of several servers
-#: does not state; messages with a count for each fragment; and a momentum that differs too little
-#: after a few commits.
-WHOLE = ("ringmaster_lmo", "weight_prediction", "decoupled_diloco", "gem_yellowfin")
+#: does not state; and messages with a count for each fragment.
+WHOLE = ("ringmaster_lmo", "weight_prediction", "decoupled_diloco")
 NAMED = {
     name: make
     for name, make in methods.METHODS.items()

@@ -395,7 +395,7 @@ def test_the_goodput_of_failures_is_what_deaths_and_restores_leave(monkeypatch):
         }
     )
     monkeypatch.setitem(
-        failures.goodput.__globals__, "costs_of_clusters", lambda *_, **__: clusters
+        failures.goodput.__globals__, "costs_of_clusters", lambda *_, **__: clusters.copy()
     )
     keyed = type("Table", (), {"keys": ["policy", "deaths", "method"]})
     tables, (*_, text) = failures.goodput(keyed)

@@ -261,6 +261,15 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the entries of nested tables, their names joined by dots."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def write_text(path: Path, text: str) -> Path:
     """Write a text file; see `write_whole`."""
     return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))

@@ -1,6 +1,7 @@
 """Tracing users' functions, their failures, and the precision and threads of JAX."""
 
 import contextlib
+import inspect
 import os
 import re
 import sysconfig
@@ -104,6 +105,36 @@ def naming_failures(call: str) -> Iterator[None]:
         raise InputError(
             f"{call}: failed: {type(error).__name__}: {text}{_remedy(error)}{_place(error)}"
         ) from error
+
+
+def naming(call: str, function: Any) -> Callable[..., Any]:
+    """Return a user's function that names itself when it fails.
+
+    ``call``: how it is called, ``"loss(params, batch, key)"``.
+
+    Raises
+    ------
+    InputError
+        For a value that is no function; from a call, for a function that takes other arguments, or
+        fails.
+    """
+    name = call.partition("(")[0]
+    if not callable(function):
+        raise InputError(f"{name} = {function!r}: must be a function, {call}")
+
+    def named(*values: Any) -> Any:
+        try:
+            inspect.signature(function).bind(*values)
+        except TypeError:
+            raise InputError(
+                f"{name}: takes {inspect.signature(function)}; it is called as {call}"
+            ) from None
+        except ValueError:  # functions that are not written in Python
+            pass
+        with naming_failures(call):
+            return function(*values)
+
+    return named
 
 
 def shapes_of(call: str, function: Callable[..., Any], *arguments: Any, key: str) -> Any:

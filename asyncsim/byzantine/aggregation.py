@@ -59,8 +59,7 @@ class Rule(NamedTuple):
     Attributes
     ----------
     aggregate : function
-        ``aggregate(state, messages, mask, key) -> Aggregated``: of the messages in the mask, or of
-        all if it is None.
+        ``aggregate(state, messages, mask, key) -> Aggregated``, of the messages in the mask.
     largest : function
         Maps a number of messages to the largest ``f`` that the rule tolerates; negative for none.
     f : int or None
@@ -78,7 +77,7 @@ class Rule(NamedTuple):
         The call that makes it, ``"krum(f=3)"``; `declared` writes it.
     """
 
-    aggregate: Callable[[State, Array, Array | None, Any], Aggregated]
+    aggregate: Callable[[State, Array, Array, Any], Aggregated]
     largest: Callable[[Number], Number]
     f: int | None = None
     init: Callable[[Array], State] = _no_state
@@ -93,11 +92,11 @@ class Rule(NamedTuple):
     def __call__(self, messages: Any, mask: Any = None, key: Any = ()) -> Array:
         """Aggregate messages from the initial state; raise InputError for too few messages."""
         messages = jnp.asarray(messages)
-        self.require(len(messages) if mask is None else int(np.sum(np.asarray(mask))))
-        mask = None if mask is None else jnp.asarray(mask)
-        return self.combine(self.init(messages[0]), messages, mask, key).vector
+        mask = np.ones(len(messages), bool) if mask is None else np.asarray(mask)
+        self.require(int(np.sum(mask)))
+        return self.combine(self.init(messages[0]), messages, jnp.asarray(mask), key).vector
 
-    def combine(self, state: State, messages: Array, mask: Array | None, key: Any) -> Aggregated:
+    def combine(self, state: State, messages: Array, mask: Array, key: Any) -> Aggregated:
         """Aggregate messages; raise InputError, while traced, for a result of a wrong form."""
         call = f"rule = {self.text!r}: aggregate(state, messages, mask, key)"
         with naming_failures(call):
@@ -161,7 +160,7 @@ def mean() -> Rule:
     """Return the mean, which a single Byzantine message can move anywhere."""
 
     def aggregate(state, messages, mask, key):
-        share = _equal_shares(_mask(messages, mask), _number(messages, mask), messages)
+        share = _equal_shares(mask, _count(mask), messages)
         # Non-finite values stay: this rule tolerates no fault.
         return Aggregated(_combined(share, messages), share)
 
@@ -182,7 +181,7 @@ def median(lower: bool = False) -> Rule:
     """
 
     def aggregate(state, messages, mask, key):
-        low, high = _middle(messages, mask)
+        low, high, _ = _limits(messages, mask)
         share = _share_between(messages, mask, low, high)
         return Aggregated(low if lower else low / 2 + high / 2, share)
 
@@ -197,37 +196,15 @@ def trimmed_mean(f: Natural) -> Rule:
     ----------
     Yin et al. 2018, arXiv 1803.01498, definition 2.
     """
-    middle = median()
 
     def aggregate(state, messages, mask, key):
-        n = len(messages)
-        if mask is None and n > 2 * f:
-            middle_rows = _sorted(_entries(messages, None))[f : n - f]
-            vector = sum(middle_rows[1:], middle_rows[0]) / len(middle_rows)
-            return Aggregated(
-                vector, _share_between(messages, None, middle_rows[0], middle_rows[-1])
-            )
-        if n <= 2 * f:
-            return middle.aggregate(state, messages, mask, key)
-
-        def trim():
-            # A missing message is above the f-th smallest, and below the f-th largest.
-            values, present = _entries(messages, mask), mask[:, None]
-            low = _sorted(jax.lax.optimization_barrier(values))[f]
-            high = _sorted(jax.lax.optimization_barrier(jnp.where(present, values, -values)))[
-                n - 1 - f
-            ]
-            inside = present & (values > low) & (values < high)
-            at_low = (jnp.sum(present & (values <= low), 0) - f).astype(values.dtype)
-            at_high = (jnp.sum(present & (values >= high), 0) - f).astype(values.dtype)
-            total = jnp.sum(jnp.where(inside, values, 0), 0) + at_low * low + at_high * high
-            remaining = (jnp.sum(mask, dtype=jnp.int32) - 2 * f).astype(values.dtype)
-            vector = jnp.where(low == high, low, total / remaining)
-            return Aggregated(vector, _share_between(messages, mask, low, high))
-
-        # Of too few messages all but the median can be trimmed.
-        too_few = jnp.sum(mask, dtype=jnp.int32) <= 2 * f
-        return jax.lax.cond(too_few, lambda: middle.aggregate(state, messages, mask, key), trim)
+        low, high, trimmed = _limits(messages, mask, f)
+        # Trimmed values count as the limits, and leave the sum again.
+        total = _combined(mask, jnp.clip(_entries(messages, mask), low, high))
+        total -= trimmed.astype(total.dtype) * (low + high)
+        remaining = jnp.maximum(_count(mask) - 2 * trimmed, 1).astype(total.dtype)
+        vector = jnp.where(low == high, low, total / remaining)
+        return Aggregated(vector, _share_between(messages, mask, low, high))
 
     return Rule(aggregate, lambda n: (n - 1) // 2, f, coordinatewise=True)
 
@@ -262,23 +239,27 @@ def geometric_median(iterations: Count | None = None, smoothing: Positive | None
     PNAS 97; Pillutla, Kakade and Harchaoui 2022, "Robust aggregation for federated learning", arXiv
     1912.13445, algorithm 2 (RFA).
     """
-    if iterations is not None or smoothing is not None:
-        return _rfa(iterations or 3, smoothing or 0.1)
+    is_rfa = iterations is not None or smoothing is not None
+    most_steps = (iterations or 3) if is_rfa else _MOST_STEPS
+    no_tolerance: Any = 0.0
+    rfa_smoothing: Any = smoothing or 0.1
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
-        low, high = _middle(clean, usable)
-        start = jnp.where(jnp.any(usable), low / 2 + high / 2, 0)
-        distances = jnp.where(usable, jnp.sqrt(_squares(clean - start)), jnp.inf)
-        scale = jnp.sort(distances)[jnp.maximum(jnp.sum(usable, dtype=jnp.int32) - 1, 0) // 2]
         tiny = jnp.finfo(clean.dtype).tiny
-        smoothing = jnp.maximum(_SMOOTHING * scale, tiny)
+        start, tolerance, floor = jnp.zeros_like(clean[0]), no_tolerance, rfa_smoothing
+        if not is_rfa:
+            low, high, _ = _limits(clean, usable)
+            start = jnp.where(jnp.any(usable), low / 2 + high / 2, 0)
+            distances = jnp.where(usable, jnp.sqrt(_squares(clean - start)), jnp.inf)
+            scale = jnp.sort(distances)[jnp.maximum(_count(usable) - 1, 0) // 2]
+            tolerance, floor = _TOLERANCE * scale, jnp.maximum(_SMOOTHING * scale, tiny)
 
         def iterate(carry):
             z, _, _, steps = carry
             # Multiplied by the smoothing, so that no weight overflows.
             weight = usable.astype(z.dtype) * (
-                smoothing / jnp.maximum(smoothing, jnp.sqrt(_squares(clean - z)))
+                floor / jnp.maximum(floor, jnp.sqrt(_squares(clean - z)))
             )
             weight = weight / jnp.maximum(jnp.sum(weight), tiny)
             after = _combined(weight, clean)
@@ -286,29 +267,13 @@ def geometric_median(iterations: Count | None = None, smoothing: Positive | None
 
         def moves(carry):
             *_, step, steps = carry
-            return (step > _TOLERANCE * scale) & (steps < _MOST_STEPS)
+            return (step > tolerance) & (steps < most_steps)
 
-        begin = start, jnp.zeros_like(distances), jnp.asarray(jnp.inf, clean.dtype), jnp.int32(0)
+        begin = start, jnp.zeros_like(clean[:, 0]), jnp.asarray(jnp.inf, clean.dtype), jnp.int32(0)
         # One step in any case: for equal messages the scale is zero, but the shares must be
         # computed.
         vector, share, *_ = jax.lax.while_loop(moves, iterate, iterate(begin))
         return Aggregated(vector, share)
-
-    return Rule(aggregate, lambda n: (n - 1) // 2)
-
-
-def _rfa(iterations: int, smoothing: float) -> Rule:
-    def aggregate(state, messages, mask, key):
-        clean, usable = _clean(messages, mask)
-
-        def iterate(_, carry):
-            z, _ = carry
-            weight = usable.astype(z.dtype) / jnp.maximum(smoothing, jnp.sqrt(_squares(clean - z)))
-            weight = weight / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
-            return _combined(weight, clean), weight
-
-        begin = jnp.zeros_like(clean[0]), jnp.zeros_like(clean[:, 0])
-        return Aggregated(*jax.lax.fori_loop(0, iterations, iterate, begin))
 
     return Rule(aggregate, lambda n: (n - 1) // 2)
 
@@ -359,12 +324,12 @@ def _krum(f: int, score: KrumScore, winners: Callable[[Number, Number], Number])
         return (n - 3) // 2
 
     def aggregate(state, messages, mask, key):
-        m = _number(messages, mask)
-        tolerated = _max(_min(f, largest(m)), 0)
-        count = _max(_min(winners(m, tolerated), m), 1)
-        neighbours = _max(m - tolerated - (1 if score == "byzfl" else 2), 1)
+        m = _count(mask)
+        tolerated = jnp.clip(largest(m), 0, f)
+        count = jnp.maximum(jnp.minimum(winners(m, tolerated), m), 1)
+        neighbours = jnp.maximum(m - tolerated - (1 if score == "byzfl" else 2), 1)
         scores = _krum_scores(messages, mask, neighbours, count)
-        chosen = _smallest(scores, _mask(messages, mask), count)
+        chosen = _smallest(scores, mask, count)
         share = _equal_shares(chosen, count, messages)
         return Aggregated(_combined(share, messages), share)
 
@@ -394,8 +359,8 @@ def bulyan(f: Natural) -> Rule:
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
-        n, m = len(clean), _number(messages, mask)
-        tolerated = _max(_min(f, largest(m)), 0)
+        n, m = len(clean), _count(mask)
+        tolerated = jnp.clip(largest(m), 0, f)
         theta = m - 2 * tolerated
         distances = _distances(clean, usable)
 
@@ -404,8 +369,7 @@ def bulyan(f: Natural) -> Rule:
             scores = _sum_of_smallest(among, jnp.maximum(m - turn - tolerated - 2, 1))
             return jnp.where(turn < theta, remaining & ~_smallest(scores, remaining, 1), remaining)
 
-        present = _mask(messages, mask)
-        chosen = present & ~jax.lax.fori_loop(jnp.int32(0), jnp.int32(n), choose, present)
+        chosen = mask & ~jax.lax.fori_loop(jnp.int32(0), jnp.int32(n), choose, mask)
         rows = jnp.sort(_entries(messages, chosen), axis=0)
         middle = (rows[(theta - 1) // 2] + rows[theta // 2]) / 2
         width = theta - 2 * tolerated
@@ -446,11 +410,11 @@ def cge(f: Natural, total: bool = False, averaging: Fraction = 0.0) -> Rule:
     """
 
     def aggregate(state, messages, mask, key):
-        m = _number(messages, mask)
-        count = m - _min(f, (m - 1) // 2)
+        m = _count(mask)
+        count = m - jnp.minimum(f, (m - 1) // 2)
         squares = _squares(messages)
         norms = jnp.where(jnp.isfinite(squares), squares, jnp.inf)
-        chosen = _smallest(norms, _mask(messages, mask), count)
+        chosen = _smallest(norms, mask, count)
         share = _equal_shares(chosen, count, messages)
         weight = chosen.astype(messages.dtype) if total else share
         return Aggregated(_combined(weight, messages), share)
@@ -478,7 +442,7 @@ def centred_clipping(radius: Positive = 100.0, iterations: Count = 1) -> Rule:
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
-        m = jnp.asarray(_number(messages, mask), clean.dtype)
+        m = _count(mask).astype(clean.dtype)
 
         def iterate(_, carry):
             v, _ = carry
@@ -513,22 +477,18 @@ def nnm(rule: RuleLike, f: Natural | None = None) -> Rule:
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
-        n, m = len(clean), _number(messages, mask)
-        count = m - _min(tolerated, (m - 1) // 2)
-        distances = jnp.where(
-            jnp.eye(n, dtype=bool), -1, _distances(clean, usable)
-        )  # itself comes first
-        near = jax.vmap(lambda row: _smallest(row, _mask(messages, mask), count))(distances)
+        m = _count(mask)
+        count = m - jnp.minimum(tolerated, (m - 1) // 2)
+        itself = jnp.eye(len(clean), dtype=bool)  # comes first
+        distances = jnp.where(itself, -1, _distances(clean, usable))
+        near = jax.vmap(lambda row: _smallest(row, mask, count))(distances)
         weights = _equal_shares(near, count, messages)
         mixed = jnp.matmul(weights, clean, precision=jax.lax.Precision.HIGHEST)
         spoilt = jnp.any(near & ~usable, axis=1)
         aggregated = rule.combine(state, jnp.where(spoilt[:, None], jnp.inf, mixed), mask, key)
         return aggregated._replace(share=aggregated.share @ weights)
 
-    def largest(n: Number) -> Number:
-        return _min((n - 1) // 2, rule.largest(n))
-
-    return rule._replace(aggregate=aggregate, largest=largest, f=max(tolerated, rule.f or 0))
+    return rule._replace(aggregate=aggregate, f=max(tolerated, rule.f or 0))
 
 
 @declared
@@ -546,17 +506,17 @@ def bucketing(rule: RuleLike, size: Count = 2) -> Rule:
 
     def aggregate(state, messages, mask, key):
         clean, usable = _clean(messages, mask)
-        n, present = len(clean), _mask(messages, mask)
+        n = len(clean)
         draw, key = jax.random.split(key)
         # Present messages first, in random order.
-        order = jnp.argsort(jnp.where(present, jax.random.uniform(draw, (n,)), 2.0))
+        order = jnp.argsort(jnp.where(mask, jax.random.uniform(draw, (n,)), 2.0))
         bucket = jnp.zeros(n, jnp.int32).at[order].set(_ranks(n) // size)
-        inside = (bucket == _ranks(-(-n // size))[:, None]) & present
+        inside = (bucket == _ranks(-(-n // size))[:, None]) & mask
         count = jnp.sum(inside, 1, dtype=jnp.int32)
         weights = _equal_shares(inside, jnp.maximum(count, 1)[:, None], messages)
         means = jnp.matmul(weights, clean, precision=jax.lax.Precision.HIGHEST)
         means = jnp.where(jnp.any(inside & ~usable, axis=1)[:, None], jnp.inf, means)
-        aggregated = rule.combine(state, means, None if mask is None else count > 0, key)
+        aggregated = rule.combine(state, means, count > 0, key)
         return aggregated._replace(share=aggregated.share @ weights)
 
     def largest(n: Number) -> Number:
@@ -600,26 +560,12 @@ RULES: Mapping[str, Callable[..., Rule]] = {
 }
 
 
-def _min(a: Number, b: Number) -> Number:
-    """Return the smaller of two whole numbers, which may be traced."""
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
-
-
-def _max(a: Number, b: Number) -> Number:
-    return max(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.maximum(a, b)
-
-
-def _number(messages: Array, mask: Array | None) -> Number:
-    """Count the messages in the mask."""
-    return len(messages) if mask is None else jnp.sum(mask, dtype=jnp.int32)
+def _count(mask: Array) -> Array:
+    return jnp.sum(mask, dtype=jnp.int32)
 
 
 def _ranks(n: int) -> Array:
     return jnp.arange(n, dtype=jnp.int32)
-
-
-def _mask(messages: Array, mask: Array | None) -> Array:
-    return jnp.ones(len(messages), bool) if mask is None else mask
 
 
 def _equal_shares(chosen: Array, count: Number, messages: Array) -> Array:
@@ -642,17 +588,17 @@ def _combined(weights: Array, rows: Array) -> Array:
     return total
 
 
-def _clean(messages: Array, mask: Array | None) -> tuple[Array, Array]:
+def _clean(messages: Array, mask: Array) -> tuple[Array, Array]:
     """Return the messages with zeros for unusable ones, and the mask of usable ones."""
-    usable = jnp.isfinite(_squares(messages)) & _mask(messages, mask)
+    usable = jnp.isfinite(_squares(messages)) & mask
     return jnp.where(usable[:, None], messages, 0), usable
 
 
-def _entries(messages: Array, mask: Array | None) -> Array:
+def _entries(messages: Array, mask: Array) -> Array:
     """Replace non-finite and absent entries by the largest finite float."""
     largest = jnp.finfo(messages.dtype).max
     finite = jnp.nan_to_num(messages, nan=largest, posinf=largest, neginf=-largest)
-    return finite if mask is None else jnp.where(mask[:, None], finite, largest)
+    return jnp.where(mask[:, None], finite, largest)
 
 
 def _comparisons(n: int) -> list[tuple[int, int]]:
@@ -682,29 +628,33 @@ def _sorted(rows: Array) -> list[Array]:
     return ordered
 
 
-def _middle(messages: Array, mask: Array | None) -> tuple[Array, Array]:
-    """Return the two middle values of each coordinate; the same twice for an odd number."""
+def _limits(messages: Array, mask: Array, f: int | None = None) -> tuple[Array, Array, Array]:
+    """Return each coordinate's least and largest value after trimming, and the number trimmed.
+
+    From either end ``f`` values are trimmed; of too few messages, or without ``f``, all but the
+    median: the middle value, or the two in the middle.
+    """
     n = len(messages)
+    rank = (n - 1) // 2 if f is None else min(f, (n - 1) // 2)
+    trimmed = jnp.clip((_count(mask) - 1) // 2, 0, rank)
     values = _entries(messages, mask)
-    if mask is None:
-        rows = _sorted(values)
-        return rows[(n - 1) // 2], rows[n // 2]
-    # Half of the absent messages are placed below all others, and half above, so that the middle
-    # stays.
-    absent = n - jnp.sum(mask, dtype=jnp.int32)
-    below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= absent // 2)
-    rows = _sorted(jax.lax.optimization_barrier(jnp.where(below[:, None], -values, values)))
-    lower, upper, one_more = rows[max(n // 2 - 1, 0)], rows[n // 2], absent % 2 == 1
-    if n % 2:
-        return jnp.where(one_more, lower, upper), upper
-    return lower, jnp.where(one_more, lower, upper)
+    # Absent messages below all others move the limit to a rank that is known at tracing.
+    is_below = ~mask & (jnp.cumsum(~mask, dtype=jnp.int32) <= rank - trimmed)
+    ends = jnp.where(is_below, -1, 1).astype(values.dtype) * jnp.finfo(values.dtype).max
+
+    def limit(sign: Array) -> Array:
+        return sign * _sorted(jnp.where(mask[:, None], sign * values, ends[:, None]))[rank]
+
+    # In a loop, as XLA would sort again for each use of the limits.
+    low, high = jax.lax.map(limit, jnp.asarray([1, -1], values.dtype))
+    return low, high, trimmed
 
 
-def _share_between(messages: Array, mask: Array | None, low: Array, high: Array) -> Array:
+def _share_between(messages: Array, mask: Array, low: Array, high: Array) -> Array:
     """Estimate each message's share where values between two are kept, from some coordinates."""
     step = max(1, messages.shape[1] // _SHARE_COORDINATES)
     messages, low, high = messages[:, ::step], low[::step], high[::step]
-    inside = (messages >= low) & (messages <= high) & _mask(messages, mask)[:, None]
+    inside = (messages >= low) & (messages <= high) & mask[:, None]
     count = jnp.sum(inside, 1).astype(messages.dtype)
     return count / jnp.maximum(jnp.sum(count), 1)
 
@@ -726,7 +676,7 @@ def _sum_of_smallest(table: Array, count: Number) -> Array:
     return jnp.sum(jnp.where(_ranks(len(table)) < count, jnp.sort(table), 0), 1)
 
 
-def _krum_scores(messages: Array, mask: Array | None, neighbours: Number, winners: Number) -> Array:
+def _krum_scores(messages: Array, mask: Array, neighbours: Number, winners: Number) -> Array:
     """Return scores whose ``winners`` smallest are Krum's.
 
     Bounds of all scores, from a Gram matrix, decide clear winners and losers; the others get scores
@@ -737,7 +687,7 @@ def _krum_scores(messages: Array, mask: Array | None, neighbours: Number, winner
     # A non-finite message spoils only its own row and column.
     gram = jnp.matmul(messages, messages.T, precision=jax.lax.Precision.HIGHEST)
     squares = jnp.diagonal(gram)
-    usable = jnp.isfinite(squares) & _mask(messages, mask)
+    usable = jnp.isfinite(squares) & mask
     pairs = usable[:, None] & usable & ~jnp.eye(n, dtype=bool)
     lengths = squares[:, None] + squares
     estimated = lengths - 2 * gram

@@ -225,7 +225,7 @@ _GENERALIZATION = (
     "generalization --workers 10 --epochs 100 --seeds 5 --methods "
     '"gem(learning_rate=[0.05, 0.1, 0.2, 0.4])" "sgd(learning_rate=[0.02, 0.05, 0.1])"',
 )
-_ENERGY = ("energy --workers 5 20 100 --methods gem gem_server --steps 60 --seeds 3",)
+_ENERGY = ("energy --workers 5 20 100 --methods gem --steps 60 --seeds 3",)
 _TENSORS = ("tensors --seeds 3",)
 _TENSORS_PAPER = ("tensors --scale paper",)
 
@@ -333,33 +333,6 @@ CLAIMS: Sequence[Claim] = (
         _ENERGY,
         _energy("gem"),
         ("energy --scale paper --methods gem",),
-    ),
-    Claim(
-        "A proxy computed at the server keeps the central energy at or below the proxy's",
-        f"an idea in the outlook of {SOURCE}",
-        _ENERGY,
-        _energy("gem_server"),
-        ("energy --scale paper --methods gem gem_server",),
-        ours=True,
-    ),
-    Claim(
-        "With a momentum tuned by YellowFin GEM learns as well as with 0.9",
-        f"an idea in the outlook of {SOURCE}",
-        (
-            'compare --workers 20 --methods gem "gem_yellowfin(smoothing=0.9)" '
-            "--tune 0.1 0.2 0.4 --measure train_loss --steps 40 --seeds 8",
-        ),
-        (
-            Bounds(
-                "with YellowFin's momentum the training loss is {} times that with 0.9",
-                "train_loss",
-                {"method": "gem_yellowfin"},
-                {"method": "gem"},
-                below=_AS_LOW,
-                best=Measure("train_loss"),
-            ),
-        ),
-        ours=True,
     ),
     Claim(
         "A more energetic proxy learns faster up to kappa = 3, and diverges at 4",

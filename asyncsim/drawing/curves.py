@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from asyncsim.base.files import flat
 from asyncsim.drawing import layout, look
-from asyncsim.replays.run import Run, flat
+from asyncsim.replays.run import Run
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
 _BINS = 100

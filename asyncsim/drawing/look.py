@@ -102,8 +102,6 @@ class Look(NamedTuple):
 #: in lines. In a figure with several of a family, `looks` gives all but the first another colour.
 METHOD_LOOKS = {
     "gem": Look(BLUE, "-", "GEM"),
-    "gem_server": Look(BLUE, (0, (1, 3)), "GEM, proxy at the server"),
-    "gem_yellowfin": Look(BLUE, (0, (2, 1)), "GEM, tuned momentum"),
     "async_local_sgd": Look(BLUE, "--", "async local SGD"),
     "delayed_nesterov": Look(BLUE, ":", "delayed Nesterov"),
     "downpour": Look(VERMILLION, "--", "DOWNPOUR"),
@@ -131,7 +129,6 @@ METHOD_LOOKS = {
     "diloco": Look(BLUE, (0, (5, 1, 1, 1, 1, 1)), "DiLoCo"),
     "streaming_diloco": Look(BLUE, (0, (1, 1)), "Streaming DiLoCo"),
     "decoupled_diloco": Look(BLUE, (0, (6, 1, 2, 1)), "Decoupled DiLoCo"),
-    "heloco": Look(BLUE, (0, (8, 2)), "HeLoCo"),
     "server_optimizer": Look(SKY, (0, (4, 2, 1, 2)), "server optimizer"),
     "malenia": Look(BLACK, (0, (4, 2, 1, 2)), "Malenia"),
     "ia2sgd": Look(GREY, (0, (4, 2, 1, 2)), "IA2SGD"),

@@ -41,9 +41,7 @@ from asyncsim.methods.fedasync import fedasync
 from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
-from asyncsim.methods.gem_outlook import gem_server, gem_yellowfin
 from asyncsim.methods.gossip import adpsgd, dpsgd, osgp, sgp
-from asyncsim.methods.heloco import heloco
 from asyncsim.methods.ia2sgd import ia2sgd
 from asyncsim.methods.leader import lgd, lsgd
 from asyncsim.methods.malenia import malenia
@@ -78,7 +76,6 @@ from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
 from asyncsim.methods.streaming_diloco import streaming_diloco
 from asyncsim.methods.time_optimal import batch_sgd, rennala, ringmaster
-from asyncsim.methods.yellowfin import yellowfin
 
 #: The table of methods: the command line, its help, the styles of figures and the contract tests
 #: follow from it.
@@ -114,9 +111,6 @@ METHODS: dict[str, Callable[..., Method]] = {
         fedbuff,
         gap_aware,
         gem,
-        gem_server,
-        gem_yellowfin,
-        heloco,
         hogwild,
         ia2sgd,
         kardam,
@@ -164,6 +158,5 @@ __all__ = [
     "policy_gradient",
     "present",
     "send_update",
-    "yellowfin",
     *METHODS,
 ]

@@ -2,6 +2,8 @@
 gradients.
 """
 
+import jax.numpy as jnp
+
 from asyncsim.base.declared import Count
 from asyncsim.base.errors import InputError
 from asyncsim.byzantine.aggregation import RuleLike
@@ -63,7 +65,7 @@ def basgd(
 
     def combine(server, central, messages, visits):
         means, _ = group_means(messages, present(messages, visits), visits.worker % count, count)
-        aggregated = rule.combine(server, means, None, visits.key)
+        aggregated = rule.combine(server, means, jnp.ones(count, bool), visits.key)
         return Applied(
             central - rate_at(learning_rate, completing(visits), central) * aggregated.vector,
             aggregated.state,

@@ -227,18 +227,6 @@ def lgd(
     )
 
 
-def leaders(commits: Any, workers: int) -> np.ndarray:
-    """Return the single leader of `lsgd` after each commit: the worker of the least reported loss.
-
-    ``commits``: of an `asyncsim.Run`.
-    """
-    last_losses, leader = np.full(workers, np.inf), []
-    for worker, loss in zip(commits["worker"], commits["loss"], strict=True):
-        last_losses[worker] = loss
-        leader.append(int(np.argmin(last_losses)))
-    return np.array(leader)
-
-
 def _no_loss(central: Array) -> Array:
     """Return the loss of a replica that was never sent: the largest finite number."""
     return jnp.full((), jnp.finfo(central.dtype).max, central.dtype)

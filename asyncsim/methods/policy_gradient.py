@@ -1,41 +1,48 @@
 """Policy gradients on samples of older policies, with corrections for their age.
 
 The gradient of an update sums ``weight * advantage * grad logp`` over the tokens of each sample,
-and divides the sum of all samples as `NORMALIZATIONS` say. A *correction* is the weight: a function
+and divides it as ``normalize`` says. A *correction* is the weight: a function
 of the log-probabilities of the tokens under three policies, the current one, the one that wrote
 them (*behaviour*) and the one at the begin of the update (*proximal*), and of the advantage.
 """
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from asyncsim.base.calls import called, form_of
-from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.base.declared import Count, Positive, call_text, declaring, in_range
+from asyncsim.base.errors import InputError
+from asyncsim.base.tracing import naming, tree_text
 from asyncsim.methods.method import require_optimizer
 
 Array = jax.Array
 #: ``weight(logp, behaviour, proximal, advantage, present)``: of one sample, each ``[tokens]``.
 Weight = Callable[[Array, Array, Array, Array, Array], Array]
-#: The quantities that a baseline subtracts from a reward.
-BASELINES = ("group", "leave_one_out", "version_group", "none")
-#: The divisors of a sample's sum over its tokens, see `policy_gradient`.
-NORMALIZATIONS = ("constant", "sequence", "token")
 
 
 class Correction(NamedTuple):
-    """A weight with its text, ``"ppo(clip=0.2)"``, and the normalization of its source."""
+    """A weight, the normalization of its source, and its text, ``"ppo(clip=0.2)"``."""
 
-    text: str
     weight: Weight
     normalize: str = "constant"
+    text: str = ""
 
 
-def _ratio(logp: Array, behaviour: Array) -> Array:
+@functools.cache  # equal calls return one object: compiled programs are cached by it
+def _build(factory: Callable[..., Correction], **arguments: Any) -> Correction:
+    return factory(**arguments)._replace(text=call_text(factory, arguments))
+
+
+#: The decorator that checks arguments; the call is the correction's text.
+declared = declaring(lambda factory, arguments: _build(factory, **arguments))
+
+
+def _ratio(logp: Array, behaviour: Array, *_: Any) -> Array:
     return jnp.exp(logp - behaviour)
 
 
@@ -45,119 +52,90 @@ def _clipped(ratio: Array, advantage: Array, clip: float) -> Array:
     return jnp.where(beyond, 0.0, ratio)
 
 
-@functools.cache  # compiled programs are cached by the object itself
+@declared
 def none() -> Correction:
     """Weigh every token by one: the plain policy gradient on old samples."""
-    return Correction("none()", lambda logp, *_: jnp.ones_like(logp))
+    return Correction(lambda logp, *_: jnp.ones_like(logp))
 
 
-@functools.cache
-def importance(level: str = "token") -> Correction:
+@declared
+def importance(level: Literal["token", "sequence"] = "token") -> Correction:
     """Weigh by the ratio of the current policy to the behaviour.
 
     ``level``: ``"token"``, each token's own ratio, or ``"sequence"``, the product of all of them.
     """
-    require_choice("importance: level", level, ("token", "sequence"))
 
-    def weight(
-        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
-    ) -> Array:
-        if level == "sequence":
-            return jnp.full_like(logp, jnp.exp(jnp.sum(logp - behaviour)))
-        return _ratio(logp, behaviour)
+    def product(logp, behaviour, *_):
+        return jnp.full_like(logp, jnp.exp(jnp.sum(logp - behaviour)))
 
-    return Correction(f"importance(level={level})", weight)
+    return Correction(product if level == "sequence" else _ratio)
 
 
-@functools.cache
-def truncated(cap: float = 2.0) -> Correction:
+@declared
+def truncated(cap: Positive = 2.0) -> Correction:
     """Weigh by the ratio, at most ``cap``: truncated importance sampling."""
-    require_positive("truncated: cap", cap)
-
-    return Correction(
-        f"truncated(cap={cap:g})",
-        lambda logp, behaviour, *_: jnp.minimum(_ratio(logp, behaviour), cap),
-    )
+    return Correction(lambda *sample: jnp.minimum(_ratio(*sample), cap))
 
 
-@functools.cache
-def cispo(low: float = 1.0, high: float = 0.28) -> Correction:
+@declared
+def cispo(low: float = 1.0, high: Positive = 0.28) -> Correction:
     """Weigh by the ratio, clipped to ``[1 - low, 1 + high]``; no token loses its gradient.
 
     MiniMax-M1 (2506.13585), equation 4, which bounds the ratio from above only: ``low=1``.
     """
-    require_positive("cispo: high", high)
-
-    return Correction(
-        f"cispo(low={low:g}, high={high:g})",
-        lambda logp, behaviour, *_: jnp.clip(_ratio(logp, behaviour), 1 - low, 1 + high),
-    )
+    return Correction(lambda *sample: jnp.clip(_ratio(*sample), 1 - low, 1 + high))
 
 
-@functools.cache
-def icepop(low: float = 0.5, high: float = 5.0) -> Correction:
+@declared
+def icepop(low: Positive = 0.5, high: Positive = 5.0) -> Correction:
     """Weigh by the ratio where it lies in ``[low, high]``; tokens outside have no gradient."""
-    require_positive("icepop: low", low)
     if not high > low:
         raise InputError(f"icepop: high = {high:g}: must be above low, {low:g}")
 
-    def weight(
-        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
-    ) -> Array:
-        ratio = _ratio(logp, behaviour)
+    def weight(*sample):
+        ratio = _ratio(*sample)
         return jnp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
 
-    return Correction(f"icepop(low={low:g}, high={high:g})", weight)
+    return Correction(weight)
 
 
-@functools.cache
-def ppo(clip: float = 0.2) -> Correction:
+@declared
+def ppo(clip: Positive = 0.2) -> Correction:
     """Clip the ratio to the behaviour as PPO does (Schulman et al. 2017, equation 7)."""
-    require_positive("ppo: clip", clip)
 
-    return Correction(
-        f"ppo(clip={clip:g})",
-        lambda logp, behaviour, proximal, advantage, present: _clipped(
-            _ratio(logp, behaviour), advantage, clip
-        ),
-    )
+    def weight(logp, behaviour, proximal, advantage, present):
+        return _clipped(_ratio(logp, behaviour), advantage, clip)
+
+    return Correction(weight)
 
 
-@functools.cache
-def decoupled(clip: float = 0.2, cap: float = 5.0) -> Correction:
+@declared
+def decoupled(clip: Positive = 0.2, cap: Positive = 5.0) -> Correction:
     """Clip the ratio to the proximal policy, times that of the proximal to the behaviour.
 
     Decoupled PPO (Hilton et al. 2021; AReaL, 2505.24298, equation 5); the second ratio is at most
     ``cap``.
     """
-    require_positive("decoupled: clip", clip)
-    require_positive("decoupled: cap", cap)
 
-    def weight(
-        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
-    ) -> Array:
+    def weight(logp, behaviour, proximal, advantage, present):
         age = jnp.minimum(_ratio(proximal, behaviour), cap)
         return age * _clipped(_ratio(logp, proximal), advantage, clip)
 
-    return Correction(f"decoupled(clip={clip:g}, cap={cap:g})", weight)
+    return Correction(weight)
 
 
-@functools.cache
-def gspo(clip: float = 3e-4) -> Correction:
+@declared
+def gspo(clip: Positive = 3e-4) -> Correction:
     """Clip the geometric mean of a sequence's ratios (GSPO, 2507.18071, equations 5 and 7).
 
     Equation 5 divides by the sequence's length: its ``normalize`` is ``"sequence"``.
     """
-    require_positive("gspo: clip", clip)
 
-    def weight(
-        logp: Array, behaviour: Array, proximal: Array, advantage: Array, present: Array
-    ) -> Array:
-        count = jnp.sum(present).astype(logp.dtype)
-        mean = jnp.sum(logp - behaviour) / count
+    def weight(logp, behaviour, proximal, advantage, present):
+        mean = jnp.sum(logp - behaviour) / jnp.sum(present).astype(logp.dtype)
         return _clipped(jnp.full_like(logp, jnp.exp(mean)), advantage, clip)
 
-    return Correction(f"gspo(clip={clip:g})", weight, normalize="sequence")
+    return Correction(weight, normalize="sequence")
 
 
 #: The corrections by name.
@@ -246,25 +224,40 @@ class PolicyGradient(NamedTuple):
         return scale * (rewards - mean)
 
 
-def _require_weights(weight: Weight) -> None:
-    """Raise InputError unless a user's function returns a weight for each token."""
-    tokens, number = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3,), ()))
-    present = jax.ShapeDtypeStruct((3,), bool)
-    shape = jax.eval_shape(weight, tokens, tokens, tokens, number, present).shape
-    if shape != (3,):
+def _correction(argument: str, correction: Any) -> Correction:
+    """Return a correction from its text, or from a function that is its weight.
+
+    Raises
+    ------
+    InputError
+        The text is no call of a correction, or the function returns no weight for each token.
+    """
+    if isinstance(correction, str):
+        return called(argument, correction, CORRECTIONS)
+    if isinstance(correction, Correction):
+        return correction
+    if not callable(correction) or correction in CORRECTIONS.values():
+        hint = f"; call it, {form_of(correction)}" if callable(correction) else ""
+        raise InputError(f"{argument} = {correction!r}: must be a correction{hint}")
+    tokens, present = (jax.ShapeDtypeStruct((3,), kind) for kind in (jnp.float32, bool))
+    weight = naming(f"{argument}(logp, behaviour, proximal, advantage, present)", correction)
+    result = jax.eval_shape(weight, tokens, tokens, tokens, tokens, present)
+    if getattr(result, "shape", None) != (3,):
         raise InputError(
-            f"correction = {weight!r}: returns an array of shape {list(shape)} for 3 tokens; "
-            "must return one weight for each token"
+            f"{argument} = {correction!r}: returns {tree_text(result)} for 3 tokens; must return "
+            "one weight for each token"
         )
+    return Correction(correction, text=getattr(correction, "__name__", "custom"))
 
 
+@in_range
 def policy_gradient(
-    learning_rate: float = 0.1,
-    correction: Correction | str | Weight = "none",
-    baseline: str = "group",
-    inner_steps: int = 1,
-    optimizer: optax.GradientTransformation | None = None,
-    normalize: str | None = None,
+    learning_rate: Positive = 0.1,
+    correction: Annotated[Any, _correction] = "none",
+    baseline: Literal["group", "leave_one_out", "version_group", "none"] = "group",
+    inner_steps: Count = 1,
+    optimizer: Annotated[optax.GradientTransformation, require_optimizer] | None = None,
+    normalize: Literal["constant", "sequence", "token"] | None = None,
 ) -> PolicyGradient:
     """Return the policy gradient on batches of samples of older policies.
 
@@ -295,19 +288,7 @@ def policy_gradient(
     InputError
         A rate that is not above zero; an unknown correction, baseline or normalization.
     """
-    require_positive("learning_rate", learning_rate)
-    require_choice("baseline", baseline, BASELINES)
-    require_count("inner_steps", inner_steps)
-    if isinstance(correction, str):
-        correction = called("correction", correction, CORRECTIONS)
-    if not isinstance(correction, Correction):
-        if not callable(correction) or correction in CORRECTIONS.values():
-            hint = f"; call it, {form_of(correction)}" if callable(correction) else ""
-            raise InputError(f"correction = {correction!r}: must be a correction{hint}")
-        _require_weights(correction)
-        correction = Correction(getattr(correction, "__name__", "custom"), correction)
-    normalize = correction.normalize if normalize is None else normalize
-    require_choice("normalize", normalize, NORMALIZATIONS)
+    normalize = normalize or correction.normalize
     return PolicyGradient(
         name="policy_gradient",
         hyperparameters={
@@ -317,7 +298,7 @@ def policy_gradient(
             "normalize": normalize,
             "inner_steps": inner_steps,
         },
-        optimizer=_PLAIN if optimizer is None else require_optimizer("optimizer", optimizer),
+        optimizer=optimizer or _PLAIN,
         correction=correction,
         baseline=baseline,
         normalize=normalize,

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from asyncsim.base.declared import Fraction
@@ -120,17 +119,10 @@ def robust(
             nonempty, bad = number > 0, jnp.zeros(len(messages), bool)
             if byzantine is not None:
                 bad = bad.at[group].max(in_version & jnp.asarray(byzantine)[visits.worker])
-            # Usually all messages are present, and masks cost time.
-            aggregated = jax.lax.cond(
-                jnp.all(nonempty),
-                lambda: rule.combine(server.rule, messages, None, visits.key),
-                lambda: rule.combine(server.rule, messages, nonempty, visits.key),
-            )
-            v = (
-                aggregated.vector + server_momentum * server.momentum
-                if at_server
-                else aggregated.vector
-            )
+            aggregated = rule.combine(server.rule, messages, nonempty, visits.key)
+            v = aggregated.vector
+            if at_server:
+                v = v + server_momentum * server.momentum
             dtype = central.dtype
             finite = jnp.isfinite(messages @ jnp.ones(messages.shape[1], dtype))
             after = RobustServer(

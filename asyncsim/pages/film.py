@@ -7,9 +7,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError
-from asyncsim.methods.leader import leaders
-from asyncsim.replays.recorders import POSITION
-from asyncsim.replays.run import Run
+from asyncsim.replays.run import POSITION, Run, leaders
 from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.phases import IN_WORDS, phases
 from asyncsim.traces.trace import Trace

@@ -1,6 +1,5 @@
 """A user's own problem, from functions and arrays."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.base.errors import InputError
-from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
+from asyncsim.base.tracing import naming, naming_failures, require_form, shapes_of, tree_text
+from asyncsim.problems.data import require_labels
 from asyncsim.problems.problem import (
     Problem,
     SplitLike,
@@ -94,7 +94,9 @@ def custom(
             f"config = {config!r}: must be a dict, or another mapping, of values by name"
         )
     train, test = _as_arrays("train", train), _as_arrays("test", test)
-    _require_alike(train, test)
+    shapes, expected = _example_shapes(test), _example_shapes(train)
+    if None not in (shapes, expected) and shapes != expected:
+        raise InputError(f"test: has examples of shapes {shapes}, and train of {expected}")
     problem = Problem(
         name=name,
         init=init,
@@ -109,18 +111,8 @@ def custom(
         init_replica=init_replica,
         config={"batch_size": batch_size, **split_record(split), **(config or {})},
     )
-    if init_replica is not None:
-        _require_call("init_replica", init_replica, "key, worker", None, 0)
-    call = f"evaluate({_evaluated(init_state is not None)})"
-    _check_functions(
-        problem, call if evaluate is not None else "loss of all examples, as there is no evaluate"
-    )
+    _check_functions(problem, evaluate)
     return problem
-
-
-def _evaluated(stateful: bool) -> str:
-    """Return the arguments of a user's ``evaluate``, as text."""
-    return "params, state, data" if stateful else "params, data"
 
 
 def _evaluation(
@@ -128,8 +120,6 @@ def _evaluation(
 ) -> Callable:
     """Return ``evaluate(params, state, data)``, from the user's function or else the mean loss."""
     if evaluate is not None:
-        names = _evaluated(stateful)
-        _require_call("evaluate", evaluate, names, *names.split())
         return evaluate if stateful else lambda params, state, data: evaluate(params, data)
 
     def mean_loss(params: Tree, state: Tree, data: Tree) -> dict[str, jax.Array]:
@@ -149,199 +139,104 @@ def _as_arrays(argument: str, data: Tree) -> Tree:
     if hasattr(data, "columns"):
         raise InputError(
             f"{argument}: is a {type(data).__name__}, whose columns a loss cannot name; give "
-            "arrays, or a dict of "
-            "them: {name: table[name].to_numpy() for name in table.columns}"
+            "arrays, or a dict of them: {name: table[name].to_numpy() for name in table.columns}"
         )
 
     def convert(leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > _WIDEST:
             raise InputError(
-                f"{argument}: an array of {array.dtype}; must be of NumPy's real numbers: convert "
-                "it, for example "
-                "with astype(np.float32)"
+                f"{argument}: an array of {array.dtype}; must be of NumPy's real numbers, of at "
+                "most 64 bits: convert it, for example with astype(np.float32)"
             )
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        if array.dtype.itemsize > _WIDEST:
+        if not array.ndim:
             raise InputError(
-                f"{argument}: an array of {array.dtype}, which JAX cannot hold; convert it, for "
-                "example with "
-                "astype(np.float64)"
+                f"{argument}: needs arrays of examples, and has numbers, as lists have; give "
+                "arrays instead"
             )
-        return array
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
 
-    arrays = jax.tree.map(convert, data)
-    if isinstance(data, list | tuple) and not any(leaf.ndim for leaf in jax.tree.leaves(arrays)):
-        raise InputError(
-            f"{argument}: a {type(data).__name__} of numbers; give an array, or a tree of arrays"
-        )
-    if not all(leaf.ndim for leaf in jax.tree.leaves(arrays)):
-        raise InputError(
-            f"{argument}: needs arrays of examples, and has numbers, as lists have; give arrays "
-            "instead"
-        )
-    return arrays
+    return jax.tree.map(convert, data)
 
 
-def _require_alike(train: Tree, test: Tree) -> None:
-    if train is None or test is None:
-        return
-    if _tree(test) != _tree(train):
-        raise InputError(f"test: its tree {_tree(test)} is not that of train, {_tree(train)}")
-    for a, b in zip(jax.tree.leaves(train), jax.tree.leaves(test), strict=True):
-        if a.shape[1:] != b.shape[1:]:
-            raise InputError(
-                f"test: examples of shape {b.shape[1:]}, those of train have {a.shape[1:]}"
-            )
+def _example_shapes(data: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: leaf.shape[1:], data)
 
 
-def _check_functions(problem: Problem, evaluation: str) -> None:
+def _check_functions(problem: Problem, evaluate: Callable[..., Any] | None) -> None:
     """Check the results of the functions by tracing them, without computing.
 
-    ``evaluation`` is the name of the problem's ``evaluate`` in errors.
+    ``evaluate``: the user's, which the problem's calls.
     """
-    params = _shapes(_traced("init", "key", problem.init, jax.random.key(0)))
-    kinds = [leaf.dtype for leaf in jax.tree.leaves(params)]
-    if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
+    key, data = jax.random.key(0), _shapes(problem.train)
+    params = _traced("init(key)", problem.init, key)
+    leaves = jax.tree.leaves(params)
+    is_floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+    if not is_floating or not any(leaf.size for leaf in leaves):
         raise InputError(
-            f"init: must return a tree of floating-point arrays, gave {tree_text(params)}; "
-            "untrained arrays belong "
-            "to init_state, or to the closure of loss"
+            "init: must return a tree of floating-point arrays with one or more elements, gave "
+            f"{tree_text(params)}; untrained arrays belong to init_state, or to the closure of loss"
         )
-    if not any(leaf.size for leaf in jax.tree.leaves(params)):
-        raise InputError(
-            f"init: must return parameters, gave arrays without elements, {tree_text(params)}; "
-            "give one or more"
-        )
-    state = _shapes(_traced("init_state", "", problem.init_state)) if problem.init_state else None
-    _check_loss(problem, params, state)
-    with naming_failures(evaluation):
-        results = jax.eval_shape(problem.evaluate, params, state, _shapes(problem.train))
+    number = jax.ShapeDtypeStruct((), jnp.result_type(float))
+    before: tuple[Any, ...] = (params,)
+    names = "params"
+    expected: Any = number
+    if problem.init_state is not None:
+        state = _traced("init_state()", problem.init_state)
+        before, names, expected = (params, state), "params, state", (number, state)
+    call = f"loss({names}, batch, key)"
+    batch = _shapes(problem.train, problem.batch_size)
+    require_form(call, _traced(call, problem.loss, *before, batch, key), expected)
+    call = f"evaluate({names}, data)"
+    if evaluate is not None:
+        results = _traced(call, evaluate, *before, data)
+    else:
+        with naming_failures("loss of all examples, as there is no evaluate"):
+            results = jax.eval_shape(problem.evaluate, params, (*before, None)[1], data)
     if (
         not isinstance(results, dict)
         or "loss" not in results
         or not all(map(_is_number, results.values()))
     ):
         raise InputError(
-            'evaluate: must return a dict of scalars, real numbers, with "loss" among them, gave '
+            f'{call}: must return a dict of scalars, real numbers, with "loss" among them, gave '
             f"{tree_text(results)}"
         )
     if problem.predict is not None:
-        _check_predict(problem, problem.predict, params)
+        _check_predict(problem, params)
 
 
-def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
-    stateful = problem.init_state is not None
-    before = (params, state) if stateful else (params,)
-    batch = _shapes(problem.train, problem.batch_size)
-    names = "params, state, batch, key" if stateful else "params, batch, key"
-    value = result = _traced("loss", names, problem.loss, *before, batch, jax.random.key(0))
-    if stateful:
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise InputError(
-                f"loss: must return the scalar and the new state, gave {tree_text(result)}"
-            )
-        value, new_state = result
-        if _tree(new_state) != _tree(state):
-            raise InputError(
-                f"loss: must return a state of the tree of init_state, gave {tree_text(new_state)}"
-            )
-        if not all(map(_alike, jax.tree.leaves(new_state), jax.tree.leaves(state))):
-            raise InputError(
-                "loss: must return a state of the shapes and types of init_state, "
-                f"{tree_text(state)}, gave "
-                f"{tree_text(new_state)}"
-            )
-    if _is_no_scalar(value):
-        raise InputError(
-            f"loss: must return a scalar, the minibatch's mean, gave {tree_text(value)}"
-        )
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise InputError(f"loss: must return a floating-point number, gave {tree_text(value)}")
-
-
-def _check_predict(
-    problem: Problem, predict: Callable[[Tree, Tree], jax.Array], params: Tree
-) -> None:
-    data_sets = {
-        name: data
-        for name, data in (("train", problem.train), ("test", problem.test))
-        if data is not None
-    }
-    if not data_sets:
+def _check_predict(problem: Problem, params: Tree) -> None:
+    call = "predict(params, data)"
+    if problem.train is None:
         raise InputError(
             "predict: there are no examples to predict; give train and test, or leave it out"
         )
-    for argument, data in data_sets.items():
-        scores = _traced("predict", "params, data", predict, params, _shapes(data))
+    for argument, data in (("train", problem.train), ("test", problem.test)):
+        if data is None:
+            continue
+        scores = _traced(call, problem.predict, params, _shapes(data))
         examples = count_examples(argument, data)
         if getattr(scores, "shape", ())[:-1] != (examples,) or not jnp.issubdtype(
             scores.dtype, jnp.floating
         ):
             raise InputError(
-                f"predict: must return floating-point scores, [{examples}, classes], gave "
-                f"{tree_text(scores)}"
+                f"{call} returned {tree_text(scores)}: must return floating-point scores, "
+                f"[{examples}, classes]"
             )
-        label = data.get("label") if isinstance(data, dict) else None
-        if not isinstance(label, np.ndarray) or label.ndim != 1 or label.dtype.kind not in "iu":
-            raise InputError(
-                f'{argument}: predict needs a dict with a "label" of each example, whole numbers; '
-                "got "
-                f"{tree_text(_shapes(data))}"
-            )
-        classes = scores.shape[1]
-        if label.min() < 0 or label.max() >= classes:
-            raise InputError(
-                f"{argument}: labels from {label.min()} to {label.max()}, but predict returns "
-                f"scores of {classes} "
-                f"classes; number them from 0 to {classes - 1}"
-            )
+        require_labels(argument, data, scores.shape[1])
 
 
-def _traced(argument: str, names: str, function: Any, *arguments: Any) -> Any:
+def _traced(call: str, function: Any, *arguments: Any) -> Any:
     """Trace a function and return the shapes of its results; raise InputError if it fails."""
-    _require_call(argument, function, names, *arguments)
-    call = f"{argument}({names})"
-    with naming_failures(call):
-        return shapes_of(
-            call, function, *arguments, key="from the key that init and loss are given"
-        )
-
-
-def _require_call(argument: str, function: Any, names: str, *values: Any) -> None:
-    """Check that a function takes these arguments."""
-    try:
-        signature = inspect.signature(function)
-    except TypeError:
-        raise InputError(
-            f"{argument} = {function!r}: must be a function, {argument}({names})"
-        ) from None
-    except ValueError:  # functions that are not written in Python
-        return
-    try:
-        signature.bind(*values)
-    except TypeError:
-        raise InputError(
-            f"{argument}: takes {signature}; it is called as {argument}({names})"
-        ) from None
-
-
-def _is_no_scalar(value: Any) -> bool:
-    return getattr(value, "shape", None) != ()
+    where = "from the key that init and loss are given"
+    return _shapes(shapes_of(call, naming(call, function), *arguments, key=where))
 
 
 def _is_number(value: Any) -> bool:
-    return not _is_no_scalar(value) and not jnp.issubdtype(value.dtype, jnp.complexfloating)
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Compare shapes and types of two leaves; floating-point types get the run's precision."""
-    floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (a, b))
-    return a.shape == b.shape and (floating or a.dtype == b.dtype)
-
-
-def _tree(data: Tree) -> Any:
-    return jax.tree.structure(data)
+    return getattr(value, "shape", None) == () and not jnp.issubdtype(
+        value.dtype, jnp.complexfloating
+    )
 
 
 def _shapes(tree: Tree, examples: int | None = None) -> Tree:

@@ -9,6 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pooch
@@ -32,7 +33,6 @@ CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
 DATA_VARIABLE = "ASYNCSIM_DATA"
 
 _UNSIGNED_BYTE = 8
-_LAST_CLASS = 9
 _CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label and the pixels, one channel after the other
 _TIMEOUT = 30  # seconds without an answer
 
@@ -84,24 +84,26 @@ def as_images(
             '"image" and "label"'
         )
     arrays = {name: np.asarray(array) for name, array in examples.items()}
-    image, label = arrays["image"], arrays["label"]
+    image = arrays["image"]
     if image.shape[1:] != shape:
         raise InputError(
             f"{argument}: images of shape {list(image.shape[1:])}, must be {list(shape)}; reshape "
             "them"
         )
-    if label.ndim != 1 or label.dtype.kind not in "iu":
-        raise InputError(
-            f"{argument}: labels of {label.dtype}{list(label.shape)}, must be whole numbers, one "
-            "for each image"
-        )
-    if label.size and (label.min() < 0 or label.max() > _LAST_CLASS):
-        raise InputError(
-            f"{argument}: labels from {label.min()} to {label.max()}, and there are ten classes; "
-            "number them from 0 to "
-            f"{_LAST_CLASS}"
-        )
+    require_labels(argument, arrays, classes=10)
     return arrays
+
+
+def require_labels(argument: str, examples: Any, classes: int) -> None:
+    """Raise InputError unless examples have labels, whole numbers from 0 to ``classes - 1``."""
+    label = examples.get("label") if isinstance(examples, Mapping) else None
+    if not isinstance(label, np.ndarray) or label.ndim != 1 or label.dtype.kind not in "iu":
+        raise InputError(f'{argument}: needs a dict with a "label" of each example, whole numbers')
+    if label.size and (label.min() < 0 or label.max() >= classes):
+        raise InputError(
+            f"{argument}: labels from {label.min()} to {label.max()}, and there are {classes} "
+            f"classes; number them from 0 to {classes - 1}"
+        )
 
 
 def _find(name: str, digest: str | None, address: str, data_dir: str | os.PathLike | None) -> Path:

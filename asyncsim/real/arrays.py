@@ -17,7 +17,7 @@ from asyncsim.methods.method import Memories, Visit
 from asyncsim.replays.local import Learner, LocalResult, build_local
 from asyncsim.replays.observing import observe
 from asyncsim.replays.plan import method_key, visit_key
-from asyncsim.replays.programs import as_data, flatten_problem, on_vectors
+from asyncsim.replays.programs import cast, flatten_problem, on_vectors
 from asyncsim.replays.recorders import energy
 from asyncsim.replays.running import problem_state, start
 from asyncsim.replays.state import WorkerRow, no_messages
@@ -70,7 +70,7 @@ class Computing:
         self.flat = flatten_problem(problem, dtype, jax.devices()[0])
         self.method = on_vectors(task.method, problem, dtype)
         self.central = self.flat.ravel(self._start.params)
-        data = jax.tree.map(jnp.asarray, as_data(problem.train, dtype))
+        data = jax.tree.map(jnp.asarray, cast(problem.train, dtype))
         local = build_local(self.method, problem, self.flat, self._window)
 
         @jax.jit

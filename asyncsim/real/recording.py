@@ -31,7 +31,7 @@ from asyncsim.real.arrays import RECORDER, Computing, Task
 from asyncsim.real.peers import Peer, in_flight
 from asyncsim.real.server import RealWorker, Server
 from asyncsim.replays.observing import columns
-from asyncsim.replays.programs import as_data
+from asyncsim.replays.programs import cast
 from asyncsim.replays.replay import check_replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.traces.columns import GOSSIP
@@ -359,7 +359,7 @@ def evaluate(problem: Any, computing: Computing, central: Any, rows: Any) -> dic
     values: dict[str, float] = {}
     for part, data in {"train": problem.train, "test": problem.test}.items():
         if part == "train" or data is not None:  # without data there is a loss, too
-            of_part = problem.evaluate(params, state, as_data(data, central.dtype))
+            of_part = problem.evaluate(params, state, cast(data, central.dtype))
             values |= {f"{part}_{name}": float(value) for name, value in of_part.items()}
     return values
 

@@ -63,13 +63,47 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
     check_method(attacked, problem.shapes, workers)
 
 
-def _require_rows(attack: Attack, changed: Any, messages: Any) -> None:
-    """Raise InputError unless an attack returns a message for each worker."""
-    if jnp.shape(changed) != jnp.shape(messages):
+def _forged(
+    attack: Attack,
+    byzantine: np.ndarray,
+    known: tuple[Array, Array],
+    messages: Array,
+    senders: Array,
+    key: Any,
+) -> Array:
+    """Return messages of which an attack that sees all has changed the Byzantine ones.
+
+    Without an honest message that the attackers know, none is changed.
+
+    Parameters
+    ----------
+    known : tuple of Array
+        What the attackers know: a message of each worker, ``[workers, parameters]``, and the mask
+        of those present.
+    messages, senders : Array
+        Shapes ``[n, parameters]`` and ``[n]``, or without ``n``; a sender beyond the workers is
+        honest.
+
+    Raises
+    ------
+    InputError
+        The attack returns another shape.
+    """
+    assert attack.change is not None
+    (table, is_present), is_bad = known, jnp.asarray(byzantine)
+    honest = is_present & ~is_bad
+    changed = attack.change(table, honest, is_present & is_bad, key)
+    if jnp.shape(changed) != jnp.shape(table):
         raise InputError(
             f"attack = {attack.text}: change returned an array of shape {jnp.shape(changed)}; it "
-            f"must return {jnp.shape(messages)}, a message for each worker"
+            f"must return {jnp.shape(table)}, a message for each worker"
         )
+    is_changed = _is_byzantine(byzantine, senders) & jnp.any(honest)
+    return jnp.where(is_changed[..., None], changed.at[senders].get(mode="clip"), messages)
+
+
+def _is_byzantine(byzantine: np.ndarray, senders: Array) -> Array:
+    return jnp.asarray(byzantine).at[senders].get(mode="fill", fill_value=False)
 
 
 @cached(maxsize=64)
@@ -111,22 +145,18 @@ def _require_vectors(method: Method, attack: Attack, message: Any, shape: tuple[
 
 def _waiting_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     """Return the method whose Byzantine workers see a version's messages and change theirs."""
-    change, combined = attack.change, method.combine
-    assert change is not None and combined is not None
+    combined = method.combine
+    assert combined is not None
 
     def combine(server, central, messages, visits):
         rows = jax.tree.leaves(visits.worker)[0].shape[0]
         _require_vectors(method, attack, messages, (rows, *central.shape))
-        is_bad = jnp.asarray(byzantine)
         # A worker may have several messages in a version: attacks see the mean of each worker.
         means, number = group_means(
             messages, present(messages, visits), visits.worker, len(byzantine)
         )
-        is_present = number > 0
-        changed = change(means, is_present & ~is_bad, is_present & is_bad, visits.key)
-        _require_rows(attack, changed, means)
-        is_changed = is_bad[visits.worker] & jnp.any(is_present & ~is_bad)
-        messages = jnp.where(is_changed[:, None], changed[visits.worker], messages)
+        known = means, number > 0
+        messages = _forged(attack, byzantine, known, messages, visits.worker, visits.key)
         return combined(server, central, messages, visits)
 
     return method._replace(combine=combine, needs_key=True)
@@ -192,8 +222,7 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
     step, and the receiver's last message.
     """
     mix, last = method.mix, method.last
-    assert mix is not None and attack.change is not None
-    change = attack.change
+    assert mix is not None
     if last is None:
         raise InputError(
             f"attack = {attack.text!r}: knows the receiver's last message, and {method.name} does "
@@ -202,9 +231,7 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
         )
 
     def attacked_mix(worker, inbox, visit):
-        is_bad, workers = jnp.asarray(byzantine), len(byzantine)
-        # Rows beyond the inbox have a sender beyond the workers, which counts as honest.
-        from_bad = is_bad.at[inbox.senders].get(mode="fill", fill_value=False)
+        workers = len(byzantine)
 
         def formed_for_the_receiver() -> State:
             replica, unravel = ravel_pytree(last(worker))
@@ -216,16 +243,14 @@ def _inbox_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Met
             states = states.at[latest].set(vectors, mode="drop").at[visit.worker].set(replica)
             is_present = jnp.zeros(workers, bool).at[latest].set(True, mode="drop")
             is_present = is_present.at[visit.worker].set(True)
-            honest = is_present & ~is_bad
-            formed = change(states, honest, is_present & is_bad, visit.key)
-            _require_rows(attack, formed, states)
-            formed = formed.at[inbox.senders].get(mode="clip")
+            known = states, is_present
             return jax.vmap(unravel)(
-                jnp.where((from_bad & jnp.any(honest))[:, None], formed, vectors)
+                _forged(attack, byzantine, known, vectors, inbox.senders, visit.key)
             )
 
         # Most inboxes have no Byzantine sender: a conditional skips the attack for them.
-        messages = jax.lax.cond(jnp.any(from_bad), formed_for_the_receiver, lambda: inbox.messages)
+        from_bad = jnp.any(_is_byzantine(byzantine, inbox.senders))
+        messages = jax.lax.cond(from_bad, formed_for_the_receiver, lambda: inbox.messages)
         inbox = inbox._replace(messages=messages)
         return mix(worker, inbox if method.sees_messages else summed(inbox), visit)
 
@@ -256,23 +281,20 @@ class LastMemory(NamedTuple):
 
 def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     """Return the method whose Byzantine workers change messages by all workers' last ones."""
-    assert attack.change is not None
-    change = attack.change
 
     def init_memory(central: Array) -> LastMemory:
         return LastMemory(method.init_memory(central), jnp.zeros_like(central), jnp.bool_(False))
 
     def apply(server, central, message, memory, visit, memories):
         _require_vectors(method, attack, message, central.shape)
-        is_bad = jnp.asarray(byzantine)
 
         def changed() -> Array:
             messages = memories.of_all("last").at[visit.worker].set(message)
             has_sent = memories.of_all("sent").at[visit.worker].set(True)
-            forged = change(messages, has_sent & ~is_bad, has_sent & is_bad, visit.key)
-            return jnp.where(jnp.any(has_sent & ~is_bad), forged[visit.worker], message)
+            known = messages, has_sent
+            return _forged(attack, byzantine, known, message, visit.worker, visit.key)
 
-        sent = jax.lax.cond(is_bad[visit.worker], changed, lambda: message)
+        sent = jax.lax.cond(_is_byzantine(byzantine, visit.worker), changed, lambda: message)
         method_memories: tuple[Memories, ...] = ()
         if method.sees_memories:
             method_memories = (

@@ -4,7 +4,6 @@ The commit is the replay's own (`asyncsim.replays.step`). Each function of the m
 through a guard, so that an error names it, its result and the expected one.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,9 +12,8 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonState
 
-from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_choice, require_name
-from asyncsim.base.tracing import naming_failures, require_form, shapes_of, tree_text
+from asyncsim.base.tracing import naming, naming_failures, require_form, shapes_of, tree_text
 from asyncsim.methods.method import (
     NO_MATRICES,
     SPACES,
@@ -176,16 +174,11 @@ def _guarded(method: Method, central: Array) -> Method:
         memories = ", memories" if name == "apply" and method.sees_memories else ""
         call = f"{method.name}.{name}({arguments}{memories})"
 
+        named = naming(call, function)
+
         def guarded(*values: Any) -> Any:
-            try:
-                inspect.signature(function).bind(*values)
-            except TypeError:
-                raise InputError(
-                    f"{call}: takes {inspect.signature(function)}; it is called with "
-                    f"{counted(len(values), 'argument')}, in this order"
-                ) from None
             with naming_failures(call):
-                result = jax.tree.map(jnp.asarray, function(*values))
+                result = jax.tree.map(jnp.asarray, named(*values))
             if name == "message" and not _is_message(result):
                 raise InputError(
                     f"{call} returned {tree_text(result)}: must return three things, the message, "
@@ -198,14 +191,10 @@ def _guarded(method: Method, central: Array) -> Method:
         return guarded
 
     changed: Any = {}
-    for name, (arguments, _) in _FUNCTIONS.items():
+    for name in _FUNCTIONS:
         function = getattr(method, name)
-        if callable(function):
+        if function is not None or Method._field_defaults[name] is not None:
             changed[name] = guard(name, function)
-        elif function is not None or Method._field_defaults[name] is not None:
-            raise InputError(
-                f"{method.name}.{name} = {function!r}: must be a function, {name}({arguments})"
-            )
     return method._replace(**changed)
 
 

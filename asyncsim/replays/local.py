@@ -115,33 +115,18 @@ def build_local(
             carry, (steps, value) = step(carry, rows[0], key, data, **extra_at(0))
             return LocalResult(flat.ravel(steps), value, Learner(*carry[1:]))
 
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        # A traced number of steps needs a loop of unknown length, which cannot stack the losses: it
-        # sums them.
-        if windows_differ:
-
-            def step_and_sum(index, state):
-                carry, update, total = state
-                carry, (steps, value) = step(
-                    carry, rows[index], key_at(index), data, **extra_at(index)
-                )
-                return carry, optax.tree.add(update, steps), total + value
-
-            state = (carry, zeros, jnp.zeros((), jnp.result_type(*jax.tree.leaves(params))))
-            carry, update, total = jax.lax.fori_loop(0, visit.local_steps, step_and_sum, state)
-            return LocalResult(
-                flat.ravel(update),
-                total / visit.local_steps.astype(total.dtype),
-                Learner(*carry[1:]),
-            )
-
-        def next_step(state, index):
-            carry, update = state
+        def add_step(index, state):
+            carry, update, total = state
             carry, (steps, value) = step(carry, rows[index], key_at(index), data, **extra_at(index))
-            return (carry, optax.tree.add(update, steps)), value
+            return carry, optax.tree.add(update, steps), total + value
 
-        (carry, update), values = jax.lax.scan(next_step, (carry, zeros), jnp.arange(window))
-        return LocalResult(flat.ravel(update), jnp.mean(values), Learner(*carry[1:]))
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        total = jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
+        # A number that differs between visits is traced, and its loop of unknown length.
+        count = visit.local_steps if windows_differ else jnp.asarray(window, jnp.int32)
+        carry, update, total = jax.lax.fori_loop(0, count, add_step, (carry, zeros, total))
+        mean = total / count.astype(total.dtype)
+        return LocalResult(flat.ravel(update), mean, Learner(*carry[1:]))
 
     return local
 

@@ -19,7 +19,7 @@ import pandas as pd
 from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.partition import Partition, partition
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.plan import Minibatches, chunk_size, visits_at
+from asyncsim.replays.plan import Minibatches, chunk_size, places, visits_at
 from asyncsim.replays.state import Layout
 from asyncsim.replays.suitable import require_replies
 from asyncsim.replays.tuning import Form, tuning
@@ -308,14 +308,9 @@ class ShardedPlan:
             "workers": np.full(count, trace.workers),
         }
         for positions in self._of_shard:
-            number = np.arange(len(positions))
-            ends = np.unique(
-                np.r_[0, 1 + np.flatnonzero(columns["completes"][positions]), len(positions)]
-            )
-            size = np.diff(ends)
-            columns["commit"][positions] = number
-            columns["place"][positions] = number - np.repeat(ends[:-1], size)
-            columns["messages"][positions] = np.repeat(size, size)
+            of_shard = places(columns["completes"][positions])
+            for name, values in {"commit": np.arange(len(positions)), **of_shard}.items():
+                columns[name][positions] = values
         return columns
 
     def _visits(self, part: np.ndarray) -> Visit:

@@ -96,10 +96,6 @@ class InPieces:
             self._initial[key] = jax.jit(make, out_shardings=on_device)
         return self._initial[key](numbers, start, problem_state)
 
-    def from_whole(self, state: ReplayState) -> ReplayState:
-        """Copy a state to the device; the next `advance` donates the copy."""
-        return jax.tree.map(lambda leaf: jnp.array(leaf, device=self._device), state)
-
     def server_of(self, state: ReplayState) -> Any:
         """Copy the server's states, which it restores after an outage."""
         return jax.tree.map(jnp.array, (state.central, state.server, state.workers.memory))

@@ -163,13 +163,10 @@ class Plan:
         completes = trace.frame["version"].to_numpy() > before
         # A restore drops the messages of an incomplete version: the next one begins there.
         restored_at = [position for position, *_ in self.restores]
-        ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), restored_at, commits].astype(int))
         self._columns["completes"] = completes
         if trace.read_blocks > 1:
             self._columns["delays"] = before[:, None] - trace.block_versions()
-        self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
-        self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
-        self._version_messages = int(np.diff(ends).max())
+        self._columns |= places(completes, restored_at)
         self._workers = trace.workers
         self._dtype = dtype
         self._window = trace.window
@@ -201,7 +198,7 @@ class Plan:
             gossip=self.waves.gossip is not None,
             unrolled=self._tuning.unrolled,
             restarts=self.waves.fresh is not None or bool(self.changes),
-            version_messages=1 if method.combine is None else self._version_messages,
+            version_messages=1 if method.combine is None else self._columns["messages"].max(),
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
@@ -293,6 +290,18 @@ class Plan:
         return GossipOfPiece(
             *(table.astype(kinds.get(name, np.int32)) for name, table in tables.items())
         )
+
+
+def places(completes: np.ndarray, dropped_at: Sequence[int] = ()) -> dict[str, np.ndarray]:
+    """Return the place of each message in its version, and the number of its messages.
+
+    ``completes`` marks the last message of a version; at ``dropped_at`` an incomplete one ends.
+    """
+    count = len(completes)
+    ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), dropped_at, count].astype(int))
+    size = np.diff(ends)
+    place = np.arange(count) - np.repeat(ends[:-1], size)
+    return {"place": place, "messages": np.repeat(size, size)}
 
 
 def chunk_size(cuts: np.ndarray, stops: np.ndarray, limit: int) -> int:

@@ -293,21 +293,16 @@ class Programs(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _programs(
-    correction: Any,
-    baseline: str,
-    normalize: str,
-    inner_steps: int,
-    optimizer: Any,
+    method: Any,
     problem: PolicyProblem,
     group: int,
     recorders: tuple[Recorder, ...],
     precision: str,
 ) -> Programs:
-    """Return the functions that replay: one compilation for all rates, seeds and traces alike."""
-    # The rate is an argument of the program; the method's own is 1.
-    method: Any = PolicyGradient(
-        "", {}, optimizer, correction, baseline, normalize, inner_steps, learning_rate=1.0
-    )
+    """Return the functions that replay: one compilation for all rates, seeds and traces alike.
+
+    The rate is an argument of the program; the method has the rate 1 and no settings.
+    """
     dtype = jnp.dtype(precision)
 
     def initial(key: Array) -> Any:
@@ -391,12 +386,9 @@ def replay_members(
         require_count("seed", seed, 0)
     with jax.enable_x64(precision == "float64"):
         dtype = jnp.dtype(precision)
-        of_method = (
-            *(method.correction, method.baseline, method.normalize),
-            *(method.inner_steps, method.optimizer),
-        )
-        group = _rollouts(trace).group
-        programs = _programs(*of_method, problem, group, recorders, precision)
+        hashable: Any = ()
+        rateless: Any = method._replace(hyperparameters=hashable, learning_rate=1.0)
+        programs = _programs(rateless, problem, _rollouts(trace).group, recorders, precision)
         plan, slots = plan_updates(trace, problem, trace.seed)
         # Few sizes, so that traces share programs.
         slots = max(_FEWEST_SLOTS, 1 << (slots - 1).bit_length())

@@ -16,7 +16,7 @@ from asyncsim.problems.problem import Problem
 from asyncsim.replays.central import replica_of
 from asyncsim.replays.check import check_method
 from asyncsim.replays.local import Flat, MakeParts, Parts, build_local, build_restart, flatten
-from asyncsim.replays.look import FirstCommit, build_first, build_look
+from asyncsim.replays.look import build_look
 from asyncsim.replays.pieces import InPieces, Over
 from asyncsim.replays.shards import InShards
 from asyncsim.replays.state import (
@@ -37,28 +37,23 @@ class Program(NamedTuple):
     ----------
     engine : InPieces or InShards
         Computes commits; the latter those of several servers.
-    first, look : function
-        The inputs of the first commit of some pieces, and the recorders' values of it; see
-        `asyncsim.replays.look`.
+    look : function
+        The recorders' values of the first commit of some pieces; see `asyncsim.replays.look`.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
-    replicas, spread : function or None
+    replicas : function or None
         Without a server, from the state and the method's numbers to the replicas,
-        ``[workers, parameters]``, and to the mean squared distance of those that count from the
-        central variable.
-    honest : bool array or slice
-        Without a server, the workers that count in ``spread``: all, or the honest ones.
+        ``[workers, parameters]``.
+    honest : bool array, shape ``[workers]``
     flat : Flat
     device : jax.Device
     """
 
     engine: Any
-    first: Callable[..., FirstCommit]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
     replicas: Callable[[ReplayState, Any], Any] | None
-    spread: Callable[[ReplayState, Any], Any] | None
-    honest: Any
+    honest: np.ndarray
     flat: Flat
     device: Any
 
@@ -125,33 +120,6 @@ def cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, _float(jnp.result_type(leaf), dtype)), tree)
 
 
-def as_data(tree: Any, dtype: Any, part: str = "data") -> Any:
-    """Cast a problem's data or state to the run's precision.
-
-    Raises
-    ------
-    InputError
-        It has whole numbers that do not fit into the 32 bits of a float32 run.
-    """
-    for leaf in jax.tree.leaves(tree):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.integer):
-            _require_fits(part, np.asarray(leaf))
-    return cast(tree, dtype)
-
-
-class IdentityKey:
-    """A key of a cache that compares its value by identity: methods and problems need no hash."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, IdentityKey) and self.value is other.value
-
-
 class Keyed:
     """A value of a cache that equals any other value with the same key."""
 
@@ -163,6 +131,13 @@ class Keyed:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Keyed) and self.key == other.key
+
+
+class IdentityKey(Keyed):
+    """A value of a cache that equals itself alone: methods and problems need no hash."""
+
+    def __init__(self, value: Any):
+        super().__init__(id(value), value)
 
 
 @cached(maxsize=32)
@@ -188,12 +163,12 @@ def _build(
         engine = InPieces(parts, recorders, layout, device, initial, over)
     else:
         engine = InShards(parts, recorders, layout, device, flat)
-    first = build_first(family.method, layout, over)
     look = build_look(parts, recorders, flat, layout, over)
-    replicas = _build_replicas(parts, family.method, layout, over)
+    replicas = _build_replicas(parts, over) if layout.gossip else None
+    honest = np.array(family.method.honest or [True] * layout.workers)
     if for_members:
         evaluate = _one_by_one(evaluate)
-    return Program(engine, first, look, evaluate, *replicas, flat, device)
+    return Program(engine, look, evaluate, replicas, honest, flat, device)
 
 
 def _one_by_one(evaluate: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,41 +265,17 @@ def _form(method: Method, params: Any) -> tuple[Any, ...]:
     return *switches, structure, shapes
 
 
-def _build_replicas(
-    parts: MakeParts, method: Method, layout: Layout, over: Over
-) -> tuple[Any, Any, Any]:
-    """Return `Program.replicas`, `Program.spread` and `Program.honest`."""
-    honest = slice(None) if method.honest is None else np.array(method.honest)
-    if not layout.gossip:
-        return None, None, honest
+def _build_replicas(parts: MakeParts, over: Over) -> Callable[[ReplayState, Any], Any]:
+    """Return `Program.replicas`."""
 
     def replicas(state: ReplayState, numbers: Any) -> Any:
-        method, replicas = parts(numbers).method, state.workers.method
-        if method.mix is not None:
-            resume: Any = method.resume  # present in every method with ``mix``
-            replicas = jax.vmap(lambda replica: resume(replica, None))(replicas)
-        else:
-            replicas = jax.vmap(functools.partial(replica_of, method))(replicas)
-        return replicas
+        method, states = parts(numbers).method, state.workers.method
+        if method.mix is None:
+            return jax.vmap(functools.partial(replica_of, method))(states)
+        resume: Any = method.resume  # present in every method with ``mix``
+        return jax.vmap(lambda replica: resume(replica, None))(states)
 
-    def spread(state: ReplayState, numbers: Any) -> Any:
-        return jnp.mean(jnp.sum((replicas(state, numbers)[honest] - state.central) ** 2, -1), 0)
-
-    return jax.jit(over(replicas, (0, 0))), jax.jit(over(spread, (0, 0))), honest
-
-
-def _require_fits(part: str, numbers: np.ndarray) -> None:
-    """Raise InputError unless whole numbers fit into JAX's type for them."""
-    dtype = jax.dtypes.canonicalize_dtype(numbers.dtype)
-    if dtype == numbers.dtype or not numbers.size:
-        return
-    smallest, largest, room = numbers.min(), numbers.max(), np.iinfo(dtype)
-    if smallest < room.min or largest > room.max:
-        raise InputError(
-            f"problem: its {part} has whole numbers from {smallest} to {largest}, which {dtype} "
-            "cannot hold; use "
-            "precision='float64', or give smaller numbers, or floats"
-        )
+    return jax.jit(over(replicas, (0, 0)))
 
 
 def flatten_problem(problem: Problem, dtype: Any, device: Any) -> Flat:
@@ -364,7 +315,14 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
 @cached(maxsize=2)
 def _move(problem: IdentityKey, dtype: Any, device: Any) -> tuple[Any, Any]:
     data = problem.value.train, problem.value.test
-    return jax.device_put(tuple(as_data(tree, dtype) for tree in data), device)
+    for values in map(np.asarray, jax.tree.leaves(data)):
+        kind = jax.dtypes.canonicalize_dtype(values.dtype)
+        if values.dtype.kind in "iu" and not np.array_equal(values.astype(kind), values):
+            raise InputError(
+                f"problem: its data has whole numbers from {values.min()} to {values.max()}, which "
+                f"{kind} cannot hold; use precision='float64', or give smaller numbers, or floats"
+            )
+    return jax.device_put(cast(data, dtype), device)
 
 
 def _float(dtype_of_leaf: Any, dtype: Any) -> Any:

@@ -30,6 +30,7 @@ from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_count, require_fraction
 from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.problems.problem import Problem
+from asyncsim.replays.run import POSITION
 
 #: Quantities of `energy` whose sum over each tensor is recorded; and the quantity that is their
 #: ratio at each weight.
@@ -335,10 +336,6 @@ def directions(problem: Problem, target: Any = None, every: int = 5) -> Recorder
 
     # Shared states are updated commit by commit, which keeps the conditional one.
     return Recorder(tuple(names), observe, init, shared=True, name="directions()")
-
-
-#: Prefix of the columns of `positions`.
-POSITION = "position_"
 
 
 def positions(dimensions: int = 48) -> Recorder:

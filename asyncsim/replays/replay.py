@@ -210,14 +210,6 @@ class Replay:
         """Replay up to ``stop`` commits, or to the first commit with a value that is not finite."""
         self.running.advance(stop)
 
-    def wait(self) -> None:
-        """Wait until the device has computed all commits so far."""
-        self.running.wait()
-
-    def go_on_from(self, state: ReplayState) -> None:
-        """Continue from another state, for example of real processes, after the commits so far."""
-        self.running.go_on_from(state)
-
     def evaluate(self) -> dict[str, float]:
         """Evaluate the central variable on all data; return the new row of `Run.evaluations`.
 

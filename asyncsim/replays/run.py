@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -24,6 +23,8 @@ _TABLES = ("commits", "evaluations", "diagnostics")
 _FILES = (*(f"{name}.parquet" for name in _TABLES), "params.npz")
 #: Only of runs without a server.
 _REPLICAS = "replicas.npz"
+#: Prefix of the columns of `positions`.
+POSITION = "position_"
 
 
 @dataclass(eq=False)
@@ -170,13 +171,16 @@ class Run:
             ) from error
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the entries of nested tables, their names joined by dots."""
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def leaders(commits: Any, workers: int) -> np.ndarray:
+    """Return the single leader of `lsgd` after each commit: the worker of the least reported loss.
+
+    ``commits``: of an `asyncsim.Run`.
+    """
+    last_losses, leader = np.full(workers, np.inf), []
+    for worker, loss in zip(commits["worker"], commits["loss"], strict=True):
+        last_losses[worker] = loss
+        leader.append(int(np.argmin(last_losses)))
+    return np.array(leader)
 
 
 def _checksum(file: Path) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import require_wanted
-from asyncsim.base.tracing import naming_failures, tree_text, whole_products
+from asyncsim.base.tracing import naming, tree_text, whole_products
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan, purpose_key
-from asyncsim.replays.programs import Program, as_data, cast, on_device
+from asyncsim.replays.programs import Program, cast, on_device
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.state import ReplayState, Start
 
@@ -54,9 +54,7 @@ class Running:
         self._kept: dict[int, Any] = {}
         self._train, self._test = on_device(problem, dtype, program.device)
         self._batched = len(recordings) > 1
-        self._honest = np.zeros(self.trace.workers, bool)
-        self._honest[program.honest] = True
-        self._counted = self._honest.copy()  # the living among them
+        self._counted = program.honest.copy()  # the living among the honest
         of_problem = problem_state(problem, dtype)
         self._state: Any = program.engine.initial_state(
             constants.numbers, start, of_problem, **plan.sizes
@@ -111,19 +109,16 @@ class Running:
                     state, change, self._constants.numbers, initial
                 )
                 if change.kind != "message":
-                    self._counted[change.place] = begins and self._honest[change.place]
+                    self._counted[change.place] = begins and self._program.honest[change.place]
             looked_at = self._plan.looked_at[starts[0]]
-            # Before the piece runs, as it overwrites the state.
-            first_commit = (
-                self._program.first(state, self._constants, pieces) if looked_at else None
-            )
             inputs = self._train, self._constants, pieces
+            # Before the piece runs, as it overwrites the state.
+            looks = self._program.look(state, *inputs) if looked_at else []
             state, numbers = self._program.engine.advance(state, *inputs, np.int32(len(starts) - 1))
             # While the device works on a chunk, the host records the previous one and plans the
             # next.
             if pending is not None:
                 self._take(*pending)
-            looks = self._program.look(first_commit, *inputs) if looked_at else []
             pending = (starts, numbers, looks)
         if pending is not None:
             self._take(*pending)
@@ -148,7 +143,7 @@ class Running:
         values = self._program.evaluate(
             self._central(), self._mean_problem_state(), self._train, self._test
         )
-        if self._program.spread is not None:
+        if self._program.replicas is not None:
             values = {"consensus_distance": self._spread(), **values}
         return [
             recording.evaluated({name: float(value) for name, value in metrics.items()})
@@ -176,20 +171,10 @@ class Running:
 
     def _spread(self) -> Any:
         """Return the living replicas' mean squared distance from the central variable."""
-        spread, replicas_of = self._program.spread, self._program.replicas
-        assert spread is not None and replicas_of is not None
-        if not self._plan.changes or not self._counted.any():
-            return spread(self.state, self._constants.numbers)
-        replicas = replicas_of(self.state, self._constants.numbers)[..., self._counted, :]
+        assert self._program.replicas is not None
+        counted = self._counted if self._counted.any() else self._program.honest
+        replicas = self._program.replicas(self.state, self._constants.numbers)[..., counted, :]
         return jnp.mean(jnp.sum((replicas - self._central()[..., None, :]) ** 2, -1), -1)
-
-    def wait(self) -> None:
-        """Wait until the device has computed all commits so far."""
-        jax.block_until_ready(self.state)
-
-    def go_on_from(self, state: ReplayState) -> None:
-        """Continue from another state."""
-        self._state = self._program.engine.from_whole(state)
 
     def _take(self, starts: np.ndarray, numbers: Any, shown_looks: Any) -> None:
         numbers = np.asarray(numbers)
@@ -239,8 +224,8 @@ def start(problem: Problem, seed: int, dtype: Any, workers: int) -> tuple[Start,
         return Start(params), key
     replicas = []
     for worker in range(workers):
-        with naming_failures(f"init_replica(key, {worker})"):
-            replica = cast(problem.init_replica(init_key, worker), dtype)
+        init_replica = naming(f"init_replica(key, {worker})", problem.init_replica)
+        replica = cast(init_replica(init_key, worker), dtype)
         shapes, expected = (tree_text(jax.tree.map(jnp.asarray, x)) for x in (replica, params))
         if shapes != expected:
             raise InputError(
@@ -256,7 +241,7 @@ def start(problem: Problem, seed: int, dtype: Any, workers: int) -> tuple[Start,
 
 def problem_state(problem: Problem, dtype: Any) -> Any:
     """Return the problem's non-trained state at the start; ``()`` without one."""
-    return as_data(problem.init_state(), dtype, "init_state") if problem.init_state else ()
+    return cast(problem.init_state(), dtype) if problem.init_state else ()
 
 
 def tensor_names(params: Any) -> list[str]:

@@ -88,7 +88,7 @@ class InShards:
         device: Any,
         flat: Flat,
     ):
-        self._partition, self._device = layout.shards, device
+        self._partition = layout.shards
         self._recorders, self._layout = recorders, layout
         self._parts, self._flat = parts, flat
 
@@ -99,13 +99,12 @@ class InShards:
                 (*pieces.complete.shape, len(columns(recorders))), state.numbers.dtype
             ),
         )
-        self._initial = jax.jit(
-            self._initial_state, static_argnames=("slots", "message_slots", "workers")
+        #: Builds the state at version zero.
+        self.initial_state = jax.jit(
+            self._initial_state,
+            static_argnames=("slots", "message_slots", "workers"),
+            out_shardings=jax.sharding.SingleDeviceSharding(device),
         )
-
-    def initial_state(self, *arguments: Any, **sizes: Any) -> ShardedState:
-        """Build the state at version zero."""
-        return self.from_whole(self._initial(*arguments, **sizes))
 
     def _initial_state(
         self,
@@ -137,10 +136,6 @@ class InShards:
             jnp.zeros((message_slots + 1, vector.size), vector.dtype),
             jnp.zeros((message_slots + 1, len(columns(self._recorders))), vector.dtype),
         )
-
-    def from_whole(self, state: ShardedState) -> ShardedState:
-        """Copy a state; the next `advance` donates the copy."""
-        return jax.tree.map(lambda leaf: jnp.array(leaf, device=self._device), state)
 
     def central(self, state: ShardedState) -> Array:
         """Return the central variables of all shards as one vector."""

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncsim.base.errors import InputError, require_free
-from asyncsim.base.files import CHECKSUM
+from asyncsim.base.files import CHECKSUM, flat
 from asyncsim.drawing import look, plots
-from asyncsim.replays.run import flat
 from asyncsim.runs.known import one_line
 from asyncsim.runs.opened import TaggedStudy, open
 from asyncsim.study import results

@@ -30,8 +30,6 @@ from asyncsim.base.console import (
 )
 from asyncsim.base.errors import InputError, printable
 from asyncsim.base.interruption import interruptible
-from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
-from asyncsim.study.help import short_help, value_of
 from asyncsim.study.loading import (
     GROUPS,
     hidden,
@@ -126,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, *options: str, keep_compiled: bool) -> int:
     _warn_of({study: path for study, path in hidden().items() if study == name})
     if "-h" in options:
+        from asyncsim.study.help import short_help  # not for `asyncsim --help`
+
         print(short_help(name, load(name, options_alone=True), options))
         return 0
     if "--help" in options:
@@ -164,7 +164,10 @@ def configure(
     A resumed study keeps its original options; options on the command line override them. With
     ``check`` the values are checked, too, as far as the options alone allow.
     """
-    from asyncsim.study import options as command_line  # loads tyro
+    # Here, so that `asyncsim --help` does not wait for what they import: numpy, tyro.
+    from asyncsim.study import options as command_line
+    from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
+    from asyncsim.study.help import value_of
 
     # Bad options are refused at once, before the study's imports, which take seconds.
     options_alone = load(name, options_alone=True)

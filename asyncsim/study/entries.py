@@ -23,7 +23,7 @@ from asyncsim.byzantine.aggregation import Rule
 from asyncsim.byzantine.attacks import Attack
 from asyncsim.clusters.topologies import Topology, adjacency
 from asyncsim.methods import METHODS, Method, named_optimizer
-from asyncsim.methods.named import optimizers
+from asyncsim.methods.named import OPTIMIZERS
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, load_function, own_file, told_in_a_line
 
@@ -297,7 +297,7 @@ def _build(
         arguments["rule"] = from_file("rule", arguments["rule"], Rule)
     if kind is Method and isinstance(arguments.get("optimizer"), str):
         rate = arguments.pop("learning_rate", options.learning_rate)
-        require_choice("optimizer", arguments["optimizer"], optimizers())
+        require_choice("optimizer", arguments["optimizer"], OPTIMIZERS)
         if rate is None:
             raise InputError(
                 f"optimizer = {arguments['optimizer']!r}: has no rate of its own; give "

@@ -23,6 +23,7 @@ from asyncsim.base.errors import InputError, require_path
 from asyncsim.base.files import (
     alone_in,
     files_below,
+    flat,
     read_text,
     remove_partials,
     require_real,
@@ -30,7 +31,6 @@ from asyncsim.base.files import (
     write_json,
     write_sealed,
 )
-from asyncsim.replays.run import flat
 
 #: The table that every folder of results has; a folder without it has no finished run.
 SUMMARY = "summary.csv"

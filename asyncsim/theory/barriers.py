@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.linalg import spsolve
 from scipy.special import betaincc
 
 from asyncsim.base.errors import InputError, require_count, require_list
@@ -262,6 +260,10 @@ def _chain(workers: int, bound: int) -> tuple[list[_State], list[tuple[int, int,
 
 
 def _stationary(states: int, moves: list[tuple[int, int, int]]) -> np.ndarray:
+    # Here, as plans need no chain of states, and would wait half a second for it.
+    from scipy.sparse import coo_array
+    from scipy.sparse.linalg import spsolve
+
     begin, end, rate = np.array(moves, np.float64).T
     leaves = coo_array((rate, (begin, begin)), (states, states))
     balance = (leaves - coo_array((rate, (end, begin)), (states, states))).tocsc()

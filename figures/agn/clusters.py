@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import number_text
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.replays.recorders import POSITION
+from asyncsim.replays.run import POSITION
 from asyncsim.study.finished import Finished
 
 from . import published
