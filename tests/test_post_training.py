@@ -34,6 +34,9 @@ def scaled(by):
 def scalar(logp, *rest):
     return jnp.sum(logp)
 
+def one_argument(logp):
+    return logp
+
 def copy(symbols):
     return PolicyProblem(
         name="copy",
@@ -248,7 +251,11 @@ def test_a_users_file_has_corrections_and_a_problem(tmp_path, monkeypatch):
     half, scaled = (rows for _, rows in summary.groupby("correction", sort=False))
     assert half["reward"].tolist() == scaled["reward"].tolist()
     assert json.loads((folder / "config.json").read_text())["files"].keys() == {"own.py"}
-    for name, message in (("scalar", "shape"), ("none_there", "has no function none_there")):
+    for name, message in (
+        ("scalar", "one weight for each token"),
+        ("one_argument", "it is called as correction"),
+        ("none_there", "has no function none_there"),
+    ):
         with pytest.raises(InputError, match=message):
             dataclasses.replace(config, corrections=(f"own.py:{name}",)).check()
 

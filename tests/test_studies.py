@@ -266,9 +266,8 @@ def check_windows(results):
     # With a window of one both methods are the same.
     grid = results.table("grid.csv").set_index(["window", "method"])
     same = grid[["train_accuracy", "test_accuracy", "update_norm"]].loc[1]
-    np.testing.assert_allclose(same.loc["agn"], same.loc["downpour"], rtol=1e-5)
-    efficiency = results.table("efficiency.csv").set_index("window")["efficiency"]
-    assert efficiency[1] == pytest.approx(1)
+    np.testing.assert_allclose(same.loc["agn"], same.loc["downpour"], rtol=1e-6)  # in float32
+    assert results.table("efficiency.csv").set_index("window").loc[1, "efficiency"] == 1
     staleness = results.table("staleness.csv")
     assert staleness.groupby("window")["share"].sum().tolist() == pytest.approx([1, 1])
 
