@@ -93,7 +93,7 @@ def test_a_small_study(tmp_path, capsys):
     assert "Quickest update: " in printed and "q1 to q4" in printed
     assert "(half way from the start to the best final reward)" in printed
     assert "one seed cannot show" not in printed
-    for name in ("rewards", "staleness", "timeline"):
+    for name in ("rewards", "staleness"):
         assert (tmp_path / "results" / f"{name}.png").stat().st_size > 10_000
 
 

@@ -26,7 +26,7 @@ from asyncsim.study.sweep import sweep
 from asyncsim.study.target import Target, time_to_target
 from asyncsim.traces.phases import IN_WORDS
 
-pytestmark = pytest.mark.usefixtures("unrendered_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 #: A small command of each study, its runs, its figures and its tables beside the ranking.
 STUDIES = {

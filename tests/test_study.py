@@ -692,7 +692,7 @@ def test_study_says_and_writes_what_can_be_read(small_run):
 
 
 @pytest.mark.full
-def test_double_precision_on_a_chosen_device(told, unrendered_figures):
+def test_double_precision_on_a_chosen_device(told, quick_figures):
     before = jax.config.jax_default_device
     code, _, err = told("staleness", *TOY, "--x64", "--device=cpu", "--out=mine")
     assert code == 0, err
@@ -702,7 +702,7 @@ def test_double_precision_on_a_chosen_device(told, unrendered_figures):
 
 
 @pytest.mark.full
-def test_study_from_python(tmp_path, capsys, unrendered_figures):
+def test_study_from_python(tmp_path, capsys, quick_figures):
     staleness = study.load("staleness")
     own = methods.downpour(learning_rate=0.02)._replace(name="mine")
     config = staleness.Config(
