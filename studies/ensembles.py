@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import over_seeds
+from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import whole_products
 from asyncsim.clusters.cluster import Cluster
@@ -80,7 +80,8 @@ def run(config: Config) -> Result:
                 "ones"
             )
             table = ranked_ensembles(summary)
-            names = [f"{row.method} with {row.models:g} models" for row in table.itertuples()]
+            sizes = [counted(int(models), "model") for models in table["models"]]
+            names = [f"{row} with {size}" for row, size in zip(table["method"], sizes, strict=True)]
             words = verdict(table, names, _LOSS, "ensemble")
             parts = ranked_parts(table, ("method", "models"), _LOSS, _FURTHER)
             present(folder, {}, text, *parts, verdict=words)

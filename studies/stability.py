@@ -236,13 +236,16 @@ def limits(table: Results) -> Further:
     """Print the limits of stability."""
     if not (table.finished.folder / TABLES[0]).exists():
         return {}, []
-    rows = table.finished.table(TABLES[0])
+    # Without any limit, as all searches failed, the columns are absent.
+    rows = table.finished.table(TABLES[0]).reindex(columns=list(_PRINTED))
     if slow := too_slow(table.finished.table(TABLES[1])):
         note(
             f"{', '.join(slow)}: stable, but not with fewer workers or at a lower rate; the limits "
             "assume one change from stable to unstable: if runs are too short to learn, give more "
             "steps"
         )
+    for name in _PRINTED[2:]:  # rates and numbers of workers
+        rows[name] = ["-" if np.isnan(value) else f"{value:.3g}" for value in rows[name]]
     return {}, ["limits of stability", titled(rows, _PRINTED), _LEGEND]
 
 

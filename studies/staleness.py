@@ -35,7 +35,9 @@ class Options(ComparisonConfig):
     example: ClassVar[str] = '--workers 20 --methods downpour "gem(kappa=2)"'
 
 
-Config, SCALES = preset(Options, small={"evaluate_every": None})
+Config, SCALES = preset(
+    Options, small={"evaluate_every": None, "tune": (0.01, 0.05, 0.5), "tune_seeds": 1}
+)
 
 
 def beside_theory(table: Results) -> Further:

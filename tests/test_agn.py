@@ -232,7 +232,7 @@ def write_windows(folder):
 
 
 #: The figures that read runs or recorders, which the hand-made folder lacks.
-OF_RUNS = ("updates", "path")
+OF_RUNS = ("path",)
 
 
 def test_paths_are_measured_against_straight_lines(tmp_path):

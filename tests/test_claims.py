@@ -33,7 +33,7 @@ COMMANDS = sorted(
     }
 )
 VERDICTS = ("holds", "does not hold", "undecided", "depends: ", "not testable here: ")
-pytestmark = pytest.mark.usefixtures("unrendered_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def test_there_are_thirty_claims_or_more_and_each_can_be_judged():

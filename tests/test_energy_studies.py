@@ -15,7 +15,7 @@ energy, tensors, momentum = (study.load(name) for name in ("energy", "tensors", 
 QUICK = {"steps": 6, "seeds": 1, "diagnose_every": 2}
 
 
-pytestmark = pytest.mark.usefixtures("unrendered_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def tables(folder: Path, names) -> list[pd.DataFrame]:

@@ -13,6 +13,7 @@ from matplotlib.text import Text
 
 from asyncsim import InputError, Run
 from asyncsim.drawing.curves import Curve
+from asyncsim.pages import command
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
@@ -91,7 +92,7 @@ def test_missing_results_are_named_with_their_study_and_cost_and_the_others_draw
     results, tmp_path, capsys
 ):
     shutil.copytree(results / "policies", tmp_path / "policies")
-    assert gem.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert command.main(["gem", "--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr()
     assert told.out.split() == [str(tmp_path / "out" / f"queue.{kind}") for kind in ("png", "pdf")]
     (line,) = [
@@ -105,9 +106,9 @@ def test_missing_results_are_named_with_their_study_and_cost_and_the_others_draw
 
 
 def test_nothing_to_draw_and_figures_that_there_are_not_end_with_code_2(tmp_path, capsys):
-    assert gem.main(["--results", str(tmp_path), "--only", "8a"]) == 2
+    assert command.main(["gem", "--results", str(tmp_path), "--only", "8a"]) == 2
     assert "nothing could be drawn" in capsys.readouterr().err
-    assert gem.main(["--only", "1a, enrgy"]) == 2
+    assert command.main(["gem", "--only", "1a, enrgy"]) == 2
     told = capsys.readouterr().err
     assert "did you mean 'energy'?" in told and "1a, 1b" in told and "queue" in told
     assert not list(tmp_path.iterdir())
@@ -135,7 +136,7 @@ def test_a_summary_that_was_damaged_is_told_and_the_others_drawn(results, tmp_pa
     write_study(tmp_path / "generalization", "generalization", [({"workers": 2}, "gem", {})])
     (tmp_path / "generalization" / "summary.csv").write_text("junk\n")
     asked = ["--only", "5,queue", "--results", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert gem.main(asked) == 0
+    assert command.main(["gem", *asked]) == 0
     assert "5: folder = " in (told := capsys.readouterr().err) and "summary.csv lacks seed" in told
 
 

@@ -19,7 +19,7 @@ from asyncsim.study import comparison
 
 limits = study.load("stability")
 
-pytestmark = pytest.mark.usefixtures("unrendered_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 @pytest.fixture

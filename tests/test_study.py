@@ -44,7 +44,10 @@ OPTIMIZED = True
 ROOT = study.shipped("studies").parent
 HEAVY = ("jax", "jaxlib", "matplotlib", "optax", "pandas", "pyarrow", "scipy", "simpy", "sklearn")
 #: Options that make any staleness study a matter of seconds.
-TOY = ("--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic", "--methods=downpour")
+TOY = (
+    *("--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic", "--methods=downpour"),
+    "--learning-rate=0.05",
+)
 Config = study.load("staleness").Config
 SHIPPED = sorted(path.stem for path in (ROOT / "studies").glob("[!_]*.py"))
 
@@ -670,7 +673,8 @@ def test_study_says_and_writes_what_can_be_read(small_run):
         if name not in out
     ] == []
     assert (
-        len(ended.stderr.splitlines()) == 3 and "] adaptive_staleness, seed 0: loss" in ended.stderr
+        len(ended.stderr.splitlines()) == 3 * 4
+        and "] adaptive_staleness, seed 0: loss" in ended.stderr
     )
     named = out.splitlines()[-2].partition("wrote results/staleness: ")[2].split(", ")
     assert sorted(named) == sorted(path.name for path in folder.iterdir())
@@ -688,7 +692,7 @@ def test_study_says_and_writes_what_can_be_read(small_run):
 
 
 @pytest.mark.full
-def test_double_precision_on_a_chosen_device(told, unrendered_figures):
+def test_double_precision_on_a_chosen_device(told, quick_figures):
     before = jax.config.jax_default_device
     code, _, err = told("staleness", *TOY, "--x64", "--device=cpu", "--out=mine")
     assert code == 0, err
@@ -698,7 +702,7 @@ def test_double_precision_on_a_chosen_device(told, unrendered_figures):
 
 
 @pytest.mark.full
-def test_study_from_python(tmp_path, capsys, unrendered_figures):
+def test_study_from_python(tmp_path, capsys, quick_figures):
     staleness = study.load("staleness")
     own = methods.downpour(learning_rate=0.02)._replace(name="mine")
     config = staleness.Config(
@@ -708,6 +712,7 @@ def test_study_from_python(tmp_path, capsys, unrendered_figures):
         compute=[Gamma(mean=1, cv=0.2), "exponential(1)", 2.0],
         service=0.01,
         methods=(own, "downpour"),
+        tune=None,
         problem=problems.quadratic([1.0, 0.1]),
         batch_size=8,
         out=tmp_path / "mine",
@@ -739,7 +744,8 @@ def test_study_from_python(tmp_path, capsys, unrendered_figures):
 
 
 def printed(told, *options: str) -> str:
-    code, out, err = told("staleness", *options, "--problem=quadratic", "--out=mine")
+    options = (*options, "--learning-rate=0.05", "--problem=quadratic", "--out=mine")
+    code, out, err = told("staleness", *options)
     assert code == 0, err
     return "\n".join(out)
 
@@ -835,7 +841,7 @@ def test_the_energy_ratio_is_of_the_commits_that_moved_the_central_variable():
 
 # What is left when it ends early
 
-TWO = (*TOY[:3], "--problem=quadratic", "--methods=downpour,adaptive_staleness", "--out=mine")
+TWO = (*TOY[:4], TOY[-1], "--methods=downpour,adaptive_staleness", "--out=mine")
 
 
 def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, tmp_path):
@@ -862,6 +868,7 @@ sys.exit(study.main(sys.argv[1:]))
         "--workers=10",
         "--steps=2000",
         "--seeds=6",
+        "--learning-rate=0.05",
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(

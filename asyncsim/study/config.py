@@ -67,7 +67,7 @@ ELSEWHERE = frozenset(
     ("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run")
 )
 #: Their runs are listed before the first begins.
-_MOST_SEEDS = 100_000
+MOST_SEEDS = 100_000
 
 
 def fields_of(options: Iterable[str]) -> frozenset[str]:
@@ -115,7 +115,7 @@ class JobOptions:
                 f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it "
                 "out"
             )
-        require_count("seeds", getattr(self, "seeds", 1), maximum=_MOST_SEEDS)
+        require_count("seeds", getattr(self, "seeds", 1), maximum=MOST_SEEDS)
         self.check_executor()
 
     def check_executor(self) -> None:

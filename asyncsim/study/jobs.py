@@ -214,7 +214,7 @@ def run_jobs(
     jobs: Sequence[Job],
     executor: contextlib.AbstractContextManager[Executor],
     conclude: "Callable[[Path, pd.DataFrame], None]",
-    follow: "Callable[[Path, pd.DataFrame], Sequence[Job]] | None" = None,
+    follow: "Callable[[Path], Sequence[Job]] | None" = None,
 ) -> Result:
     """Run the jobs of a study into a new folder, or the missing jobs of an old folder, and
     conclude.
@@ -224,7 +224,7 @@ def run_jobs(
     ``study``: its name. ``record``: the content of ``config.json``, everything that the results
     depend on. ``executor``: a context that yields the executor, as `executor_of` does.
     ``conclude(folder, summary)`` draws the figures and prints the tables of the finished runs; a
-    list of the folder's files follows. ``follow(folder, summary)`` returns further jobs.
+    list of the folder's files follows. ``follow(folder)`` returns further jobs.
 
     After a KeyboardInterrupt or InputError, which is passed on, the folder has tables and figures
     of the finished runs, and ``config.json`` names the missing runs.
@@ -248,8 +248,8 @@ def run_jobs(
         results.remember(folder)
         try:
             runner.run(jobs)
-            if follow is not None and len(ended := _ended(folder)):
-                runner.run(follow(folder, ended))
+            if follow is not None:
+                runner.run(follow(folder))
         except (KeyboardInterrupt, InputError):
             if not folder.is_dir():  # removed meanwhile
                 raise
@@ -263,7 +263,8 @@ def run_jobs(
             raise
         results.write_config(folder, record, runner.missing, len(runner.jobs))
         results.write_origin(folder, time.perf_counter() - started)
-        summary = runner.tables()[results.SUMMARY]
+        written = runner.tables()
+        summary = written.get(results.SUMMARY, next(iter(written.values())))
         failed, tables = (
             len(runner.failed),
             dict.fromkeys(name for rows in runner.failed.values() for name in rows),
@@ -298,9 +299,9 @@ def folder_of(study: str, config: Any) -> Iterator[Path]:
     results.say_written(folder)
 
 
-def read_summary(folder: Path) -> "pd.DataFrame":
-    """Read the rows of finished runs of a study's summary, without failed and unfinished runs."""
-    summary = read_table(folder / results.SUMMARY)
+def read_summary(folder: Path, name: str = results.SUMMARY) -> "pd.DataFrame":
+    """Read the rows of finished runs of a study's table, without failed and unfinished runs."""
+    summary = read_table(folder / name)
     if "status" not in summary:
         return summary
     completed = summary[~summary["status"].isin((results.FAILED, results.UNFINISHED))].drop(
