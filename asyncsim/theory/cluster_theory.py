@@ -136,7 +136,7 @@ def _without_server(cluster: Cluster) -> ThroughputTheory:
             "nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0
         )
     if policy.name == "handshake":
-        return ThroughputTheory("saturation bound", sum(1 / mean for mean in means))
+        return ThroughputTheory("saturation bound", _handshakes(cluster, means))
     duration = max(means)
     receives = [
         set(edges.taker.tolist()) == set(range(cluster.workers))
@@ -151,6 +151,44 @@ def _without_server(cluster: Cluster) -> ThroughputTheory:
     return ThroughputTheory(
         "saturation bound", cluster.workers / duration, computing=float(np.mean(means)) / duration
     )
+
+
+def _handshakes(cluster: Cluster, computing: list[float]) -> float:
+    """Return an upper bound of the rate of gradients with pairwise averages over a network.
+
+    A worker computes, then exchanges: no rate exceeds ``1 / (computing + exchange)``. An exchange
+    holds two of the ``n`` replicas, so ``2 sum(rate * exchange) <= n``. The bound is reached if the
+    shortest exchanges have priority.
+    """
+    exchanges = _exchange_times(cluster)
+    total, free_pairs = 0.0, cluster.workers / 2
+    for exchange, seconds in sorted(zip(exchanges, computing, strict=True)):
+        rate = 1 / (seconds + exchange)
+        if exchange > 0:
+            rate = min(rate, free_pairs / exchange)
+            free_pairs -= rate * exchange
+        total += rate
+    return total
+
+
+def _exchange_times(cluster: Cluster) -> list[float]:
+    """Return the mean transfer time (s) of each worker's exchange with a random neighbour."""
+    assert cluster.topology is not None
+    n, slow = cluster.workers, cluster.topology.slowness(cluster.workers)
+    site = np.array(cluster.site_of)
+    near, far = cluster.near_ways[0], cluster.ways[0]
+    latencies = np.array([near.means, far.means])
+    transfers = np.array([near.transfer, far.transfer])
+    seconds = []
+    for worker, neighbours in enumerate(cluster.topology.neighbours(n)):
+        partners = np.array(neighbours, np.int64)
+        is_far = (site[partners] != site[worker]).astype(np.int64)
+        slow_out = np.array([slow.get((worker, partner), 1.0) for partner in neighbours])
+        slow_in = np.array([slow.get((partner, worker), 1.0) for partner in neighbours])
+        travel = slow_out * (2 * latencies[is_far, worker] + transfers[is_far, worker])
+        travel += slow_in * transfers[is_far, partners]
+        seconds.append(float(travel.mean()) if neighbours else 0.0)
+    return seconds
 
 
 def _rate(cluster: Cluster) -> ThroughputTheory | None:
