@@ -220,13 +220,11 @@ def test_none_in_any_case_stands_for_no_value():
     assert config.split == (None, 0.1) and config.attack is None
 
 
-@pytest.mark.parametrize(("name", "figure"), [("staleness", "loss")])
-def test_an_attack_is_printed_and_in_the_title(told, name, figure):
-    code, out, _ = told(name, *TOY, "--attack=sign_flip(1)")
+def test_an_attack_is_printed_and_in_the_title(told):
+    code, out, _ = told("staleness", *TOY, "--attack=sign_flip(1)")
     assert code == 0 and "attack sign_flip(1)" in out[0]
-    drawing, folder = figures(name), Path("results", name)
-    stored = drawing.read(folder) if name == "staleness" else read(folder, name)
-    title = getattr(drawing, figure)(stored).get_suptitle()
+    curves = figures("comparison").curves(read(Path("results", "staleness"), "staleness"))
+    title = curves.get_suptitle()
     assert "attack sign_flip(1)" in title.replace("\n", " ")
 
 

@@ -181,7 +181,8 @@ class Results(NamedTuple):
         )
         rates = best = grid(summary, [*keys, *study.cases], columns, self.measure)
         if self.trials is not None:
-            rates = grid(_at_rates(self.trials), [*keys, *study.cases], columns, self.measure)
+            trials = _at_rates(self.trials).drop_duplicates([*keys, *study.cases, "seed"])
+            rates = grid(trials, [*keys, *study.cases], columns, self.measure)
         worst = best.drop_duplicates(keys, keep="last") if study.cases else best
         best = worst.drop_duplicates(self.keys)
         runs = summary.merge(best[[*keys, *study.cases]])

@@ -141,21 +141,22 @@ class Target(NamedTuple):
             (1 - values, 1 - self.value + _ROUND_OFF) if self.from_below else (values, self.value)
         )
 
-    def bounds(self, evaluations: "pd.DataFrame", trace: "Trace") -> tuple[float, float]:
-        """Return the first and the last time (s) at which a run can have met the target that it
-        held: the first version after the evaluation before, and the evaluation that met it.
+    def bounded(self, evaluations: "pd.DataFrame", trace: "Trace") -> tuple[float, float, float]:
+        """Return the time of `time`, and the first and the last time (s) at which the run can have
+        met the target: of the first version after the evaluation before, and of the evaluation that
+        met it.
         """
         first = first_held(*self._falling(evaluations), self.hold)
         if first is None:
-            return np.inf, np.inf
-        last = float(evaluations["commit_time"].iloc[first])
-        if first == 0:
-            return last, last
-        frame = trace.accepted.frame
-        complete = frame.loc[frame["outcome"] == "applied", "commit_time"].to_numpy()
-        positions = np.flatnonzero(frame["outcome"] == "applied")
-        place = np.searchsorted(positions, evaluations["commit"].iloc[first - 1])
-        return min(float(complete[place]), last), last
+            return np.inf, np.inf, np.inf
+        low = high = float(evaluations["commit_time"].iloc[first])
+        if first > 0:
+            frame = trace.accepted.frame
+            versions = frame.loc[frame["outcome"] == "applied", "commit_time"].to_numpy()
+            positions = np.flatnonzero(frame["outcome"] == "applied")
+            place = np.searchsorted(positions, evaluations["commit"].iloc[first - 1])
+            low = min(float(versions[place]), high)
+        return float(np.clip(self.time(evaluations), low, high)), low, high
 
     def reached(self, run: "Run", trace: "Trace") -> dict[str, float]:
         """Return when a run reached the target, as columns of a summary.
@@ -168,11 +169,10 @@ class Target(NamedTuple):
         or error rises from the first evaluations on, and ends above its start. ``gradients``:
         gradients of the whole run.
         """
-        touched = self._replace(hold=0).time(run.evaluations)
+        touched, *_ = self._replace(hold=0).bounded(run.evaluations, trace)
         time = low = high = np.inf
         if run.diverged_at is None:
-            low, high = self.bounds(run.evaluations, trace)
-            time = float(np.clip(self.time(run.evaluations), low, high))
+            time, low, high = self.bounded(run.evaluations, trace)
         first, *values = np.asarray(self._falling(run.evaluations)[0], float)
         is_rising = len(values) > 1 and first < values[0] and not values[0] >= values[1]
         frame = trace.frame
@@ -202,7 +202,7 @@ def say_at_start(summary: "pd.DataFrame", target: Target) -> str:
         return ""
     harder = "higher" if target.from_below else "lower"
     return (
-        f"the start meets {target} already, with {met['start'].mean():.3g}, in {seeds} of "
+        f"the start, at {met['start'].mean():.3g}, meets {target} already in {seeds} of "
         f"{summary['seed'].nunique()} seeds; give a {harder} --target"
     )
 
