@@ -599,7 +599,7 @@ def test_a_target_is_bounded_by_the_evaluations_around_it():
     evaluations = pd.DataFrame({"commit": commits, "commit_time": clock, "train_loss": losses})
 
     def bounds(value):
-        return Target(value).bounds(evaluations, trace)
+        return Target(value).bounded(evaluations, trace)[1:]
 
     assert bounds(9.5) == (0.0, 0.0) and bounds(0.1) == (np.inf, np.inf)
     assert bounds(8.5) == (times[0], times[0])  # the first commit met it
