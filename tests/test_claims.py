@@ -50,7 +50,7 @@ def test_commands_of_claims_are_commands(text):
     name, *options = shlex.split(text)
     _, config = configure(name, options, check=True)
     assert getattr(config, "out", None) is None
-    assert not (getattr(config, "tune", None) and config.changed("learning_rate"))
+    assert not (getattr(config, "rates", None) and config.changed("learning_rate"))
 
 
 def test_verdicts_follow_from_findings():
