@@ -189,7 +189,7 @@ def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there(
     assert said(judged(summary({"a": [1.0, np.nan]}))).startswith("no best method: each diverged")
     assert said(judged(summary({"a": [1.0, 2.0]}))) == "a is the only method"
     start = judged(summary({"a": [0.0, 0.0], "b": [0.0, 0.0], "c": [0.0, 9.0]}))
-    assert said(start).startswith("no best method: the start meets the target already")
+    assert said(start).startswith("no best method: the start meets the target;")
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
