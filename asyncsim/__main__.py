@@ -11,8 +11,6 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim tag [FOLDER] NAME      name a folder, this one say, or a commit of a run
        asyncsim warp NAME              print the folder of a name
        asyncsim show [NAME]            open the page of a study in the browser, or the list of all
-       asyncsim animate NAME           write a page, GIF or MP4 of the moving workers
-       asyncsim diff NAME NAME         compare the options and curves of two studies
        asyncsim export NAME --csv      write a study's tables for LaTeX, R and pandas
        asyncsim cite NAME ...          BibTeX of methods, or of the methods of a folder
        asyncsim post-training          the study of asynchronous RL post-training

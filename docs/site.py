@@ -58,7 +58,6 @@ FAMILIES = {
 _FENCE = re.compile(r"^```(\w+) ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
-_FILM = "<!-- film -->"
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -78,7 +77,7 @@ def on_files(files: Any, config: Any) -> Any:
         for command, _ in drawings(text)
         for image in run(command).glob("*.png")
     }
-    for path in [*sorted(images), film(pages["tutorial.md"]), *sorted(notebook().glob("*.png"))]:
+    for path in [*sorted(images), *sorted(notebook().glob("*.png"))]:
         files.append(
             File.generated(config, str(path.relative_to(GALLERY.parent)), abs_src_path=str(path))
         )
@@ -94,11 +93,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         images = "\n".join(f"![{figure} of {command}]({folder}/{figure}.png)" for figure in figures)
         fence = f"{command}\n```"
         markdown = markdown.replace(fence, f"{fence}\n\n{images}", 1)
-    if _FILM in markdown:
-        path = film((ROOT / "docs" / "tutorial.md").read_text()).relative_to(GALLERY.parent)
-        markdown = markdown.replace(
-            _FILM, f"![Workers around the central variable, two methods]({path})"
-        )
     return _FENCE.sub(r"```\1\n\3```", _OUTSIDE.sub(r"](\1", markdown))
 
 
@@ -132,16 +126,6 @@ def run(command: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)  # an interrupted run
         _execute(*shlex.split(command)[1:], "--out", str(folder))
     return folder
-
-
-def film(page: str) -> Path:
-    """Return the animation of the page's study with ``--animate``; draw it if it is missing."""
-    (command,) = [command for command, _ in drawings(page) if "--animate" in command]
-    folder = run(command)
-    path = folder.with_suffix(".gif")
-    if not path.exists():
-        _execute("animate", str(folder), "--frames", "90", "--out", str(path))
-    return path
 
 
 def _execute(*arguments: str) -> None:

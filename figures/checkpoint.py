@@ -47,11 +47,10 @@ def checkpoint(finished: Finished) -> Figure:
     axes.set_xscale("log")
     axes.set_xlabel("interval between checkpoints (s)")
     axes.set_ylabel("goodput (share of time)")
-    layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
     seeds = over_seeds(int(finished.summary["seed"].nunique()), "means over")
     crashes = f"crashes every {config['every']}, back after {config['lasts']}"
     setting = f"{config['workers']} workers; {crashes}; saving {config['saving']}"
-    layout.title(figure, f"goodput by interval; {setting}; {seeds}")
+    layout.finish(figure, f"goodput by interval; {setting}; {seeds}", 2)
     top = table.loc[table["goodput"].idxmax()]
     usual = table.iloc[(table["multiple"] - 1).abs().argmin()]
     best, also = f"{number_text(top['interval'])} s", ""

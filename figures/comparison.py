@@ -94,13 +94,11 @@ class Comparison:
 
     def finish(self, figure: Figure, about: str, spread: str = "mean and range of") -> None:
         """Add the legend and the title; ``spread``: what lines and bands are."""
-        handles = layout.labelled(figure)
-        layout.legend_below(figure, list(handles.values()), list(handles), 4)
         counts = self.best["seeds"].astype(int)
         seeds = over_seeds(counts.max(), spread, counts.min())
         attack = [f"attack {self.config['attack']}"] if self.config.get("attack") else []
         parts = [about, str(self.config["problem"]), *attack, seeds]
-        layout.title(figure, "; ".join(filter(None, parts)))
+        layout.finish(figure, "; ".join(filter(None, parts)))
 
 
 def curves(finished: Finished) -> Figure | None:
@@ -164,8 +162,8 @@ def _along(results: Comparison, table: pd.DataFrame, x: str) -> Figure | None:
             band = pd.DataFrame({"mean": line[measure]})
             band = band.assign(min=band["mean"] - spread, max=band["mean"] + spread)
             appearance = results.looks[name]
-            style = {"linestyle": appearance.line, "marker": ".", "label": appearance.label}
-            draw_band(axes, band, appearance.color, **style)
+            style = {**appearance.style, "marker": "."}
+            draw_band(axes, band, **style)
         if (table[x] > 0).all():
             axes.set_xscale("log")
         if not results.rising and (table[measure] > 0).all():
@@ -203,14 +201,13 @@ def time(finished: Finished) -> Figure | None:
     bars = [(words, color, table[name]) for name, (words, color) in parts.items()]
     layout.stacked_bars(axes, bars, names, table["throughput"])
     axes.set_xlabel("part of the workers' time")
-    layout.legend_below(figure, *axes.get_legend_handles_labels(), 3)
     useful = bars[0][2].set_axis(names).sort_values()
     figure.set_label(
         f"Gradients that count take {percent_text(useful.iloc[-1])} of the workers' time with "
         f"{useful.index[-1]}, the most, and {percent_text(useful.iloc[0])} with "
         f"{useful.index[0]}, the least."
     )
-    layout.title(figure, f"workers' time; {finished.config['problem']}", look.DOUBLE)
+    layout.finish(figure, f"workers' time; {finished.config['problem']}", 3)
     return figure
 
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import over_seeds
 from asyncsim.drawing import findings, layout, look
+from asyncsim.drawing.curves import draw_band
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
 from asyncsim.study.delays import names_of
@@ -33,11 +34,11 @@ def _named(finished: Finished, table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(case=names_of(table, _CASE), variant=names_of(table, columns))
 
 
-def _title(finished: Finished, subject: str, figure: Figure, bars: str = "ranges") -> None:
+def _finish(finished: Finished, subject: str, figure: Figure, bars: str = "ranges") -> None:
     config = finished.config
     seeds = over_seeds(finished.summary["seed"].nunique(), f"geometric means and {bars} of")
     question = config["question"].replace("_", " ")
-    layout.title(figure, f"{question}: {subject}; {config['problem']}, {seeds}", look.DOUBLE)
+    layout.finish(figure, f"{question}: {subject}; {config['problem']}, {seeds}", width=look.DOUBLE)
 
 
 def losses(finished: Finished) -> Figure:
@@ -52,21 +53,13 @@ def losses(finished: Finished) -> Figure:
     for axes, name in zip(panels, names, strict=True):
         for row, part in runs[runs[panel] == name].groupby(line, sort=False):
             seeds = np.exp(part.groupby("learning_rate")["loss"].agg(["mean", "min", "max"]))
-            color, style = styles[row].color, styles[row].line
-            axes.plot(seeds.index, seeds["mean"], color=color, linestyle=style, label=row)
-            axes.fill_between(
-                seeds.index, seeds["min"], seeds["max"], color=color, alpha=0.12, lw=0
-            )
+            draw_band(axes, seeds, **styles[row].style)
         axes.set(xscale="log", yscale="log", xlabel=axis_of("learning_rate"))
         axes.set_ylim(top=_ROOM * float(runs["first_loss"].max()))
         axes.set_ylabel(axis_of("train_loss"))
         axes.tick_params(labelbottom=True, labelleft=True)
         layout.panel_title(axes, str(name))
-    handles: dict[str, Any] = {}
-    for axes in panels:
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    layout.legend_below(figure, list(handles.values()), list(handles), 4)
-    _title(finished, "loss by rate", figure)
+    _finish(finished, "loss by rate", figure)
     return figure
 
 
@@ -96,13 +89,12 @@ def ratios(finished: Finished) -> Figure | None:
     axes.set_yscale("log")
     axes.set_xticks(range(len(cases)), cases, rotation=30, ha="right")
     axes.set_ylabel("loss, over the reference's")
-    layout.legend_below(figure, *axes.get_legend_handles_labels(), 4)
     rows = table.set_index("case" if len(variants) == 1 else "variant")
     rows = rows[table["case"].eq(cases[-1]).to_numpy() | (len(variants) == 1)]
     rows = rows[["ratio", "low", "high"]].set_axis(["mean", "min", "max"], axis=1)
     where = "" if len(variants) == 1 else f"in the case {cases[-1]}"
     figure.set_label(findings.best(rows, "loss, over the reference's,", where))
-    _title(finished, "each at its best rate", figure, "95 % intervals")
+    _finish(finished, "each at its best rate", figure, "95 % intervals")
     return figure
 
 
@@ -128,13 +120,12 @@ def momentum(finished: Finished) -> Figure | None:
     axes.set_xscale("log")
     layout.ticks_at(axes.xaxis, workers)
     axes.set(xlabel="workers n", ylabel="momentum")
-    axes.legend()
     if len(workers) > 1:
         figure.set_label(
             f"The best explicit momentum goes from {value[0]:g} with {workers[0]:g} to "
             f"{value[-1]:g} with {workers[-1]:g} workers."
         )
-    _title(finished, "each at its best rate", figure)
+    _finish(finished, "each at its best rate", figure)
     return figure
 
 

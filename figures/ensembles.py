@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from asyncsim.base.console import number_text, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import draw_band
+from asyncsim.drawing.curves import draw_ranges
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 from asyncsim.study.results import SUMMARY
@@ -80,12 +80,6 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
         for line, label in _LINES.values()
     ]
     handles = [*(named if len(named) > 1 else []), *lines]
-    layout.legend_below(
-        figure,
-        handles,
-        [str(handle.get_label()) for handle in handles],
-        columns=min(4, len(handles)),
-    )
     method = "" if len(looks) > 1 else f", trained with {next(iter(looks.values())).label}"
     seeds = over_seeds(summary["seed"].nunique(), "mean of")
     largest = summary[summary["models"] == summary["models"].max()]
@@ -98,19 +92,20 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
     models = f"averaging {summary['models'].max():.0f} models gives a test loss of"
     figure.set_label(findings.sentence(f"{models} {'; '.join(losses)}" if losses else ""))
     left_out = ", without those that diverged" if summary["diverged"].any() else ""
-    layout.title(
-        figure, f"Predictions of independent models, averaged and single{method}{left_out}: {seeds}"
-    )
+    about = f"Predictions of independent models, averaged and single{method}{left_out}: {seeds}"
+    layout.finish(figure, about, handles=handles)
     return figure
 
 
 def _panel(axes: Axes, table: pd.DataFrame, measure: str, color: str, marker: str) -> None:
     """Draw a method's means over the seeds, and the range of its averaged predictions."""
     for column, (line, _) in _LINES.items():
-        over = table.groupby("models")[f"{column}_{measure}"].agg(["mean", "min", "max"]).dropna()
-        if column != "test":
-            over["min"] = over["max"] = over["mean"]
-        draw_band(axes, over, color, linestyle=line, marker=marker, markersize=3.5)
+        style = {"color": color, "linestyle": line, "marker": marker, "markersize": 3.5}
+        if column == "test":
+            draw_ranges(axes, table, "models", f"test_{measure}", **style)
+        else:
+            means = table.groupby("models")[f"{column}_{measure}"].mean().dropna()
+            axes.plot(means.index, means, **style)
 
 
 draw = drawer("ensembles", _COLUMNS, ensembles=ensembles)

@@ -53,10 +53,8 @@ def consensus(finished: Finished) -> Figure | None:
         axes.set_xlabel(axis_of("spectral_gap"))
         axes.set_ylabel("mean squared distance\nfrom the mean replica")
         layout.panel_title(axes, title)
-    handles = layout.labelled(figure)
-    layout.legend_below(figure, list(handles.values()), list(handles), 3)
     seeds = over_seeds(int(table["seeds"].max()), "means over", int(table["seeds"].min()))
-    layout.title(figure, f"replicas by topology; {finished.config['problem']}; {seeds}")
+    layout.finish(figure, f"replicas by topology; {finished.config['problem']}; {seeds}", 3)
     far, near = table.loc[table[_DISTANCE].idxmax()], table.loc[table[_DISTANCE].idxmin()]
     figure.set_label(
         f"Replicas are farthest from their mean with {far['method']} on {far['topology']}, "

@@ -142,4 +142,4 @@ PAPER = Paper(
     },
     FIGURES,
 )
-draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
+draw, draw_study = PAPER.draw, PAPER.draw_study

@@ -30,7 +30,7 @@ def implicit(finished: Finished) -> Figure:
     for turn, ((group, rows), marker) in enumerate(zip(groups.items(), look.MARKERS, strict=False)):
         # Side by side, as all have the same numbers of workers.
         x = rows["workers"] * 1.06 ** (turn - (len(groups) - 1) / 2)
-        color, _, label = looks[labels[group]]
+        color, _, label, _ = looks[labels[group]]
         bars: dict[str, Any] = {"fmt": marker, "color": color, "markersize": 3, "capsize": 2}
         axes.errorbar(x, rows["off"], _SIGMAS * rows["standard_error"], label=label, **bars)
     axes.axhline(0, color=look.BLACK, linewidth=0.8)
@@ -46,10 +46,9 @@ def implicit(finished: Finished) -> Figure:
             f"difference is with {counted(int(row['workers']), 'worker')}, "
             f"{number_text(off / row['standard_error'], 2)} standard errors."
         )
-    layout.legend_below(figure, *axes.get_legend_handles_labels(), columns=1)
     problem = finished.config.get("problem", "")
     text = f"implicit momentum of asynchrony; {problem}; bars: \u00b1{_SIGMAS} standard errors"
-    layout.title(figure, text)
+    layout.finish(figure, text, 1)
     return figure
 
 

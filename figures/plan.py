@@ -118,10 +118,11 @@ def plan(finished: Finished) -> Figure:
         right.set_xlim(left=0)
         right.set_xlabel("simulated time to the target (s)")
         right.set_title(f"replayed on {config['problem']}")
-    handles, labels = axes.get_legend_handles_labels()
+    handles = axes.get_legend_handles_labels()[0]
     names = [f"{number}  {name}" for number, name in enumerate(front["name"].head(_NAMED), start=1)]
     blank = [axes.plot([], [], linestyle="none")[0] for _ in names]
-    layout.legend_below(figure, handles + blank, labels + names, 2)
+    for line, name in zip(blank, names, strict=True):
+        line.set_label(name)
     fast, fresh = front.iloc[0], front.iloc[-1]
     text = (
         f"{fast['name']} is the fastest, {number_text(fast['cost'] / seconds)} {unit} {per}, at a "
@@ -134,12 +135,8 @@ def plan(finished: Finished) -> Figure:
         )
     figure.set_label(findings.sentence(text))
     workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
-    layout.title(
-        figure,
-        f"staleness against time of {len(table)} combinations, {workers}; {seeds}; the front is "
-        "numbered",
-        look.DOUBLE,
-    )
+    about = f"staleness against time of {len(table)} combinations, {workers}; {seeds}"
+    layout.finish(figure, f"{about}; the front is numbered", 2, [*handles, *blank], look.DOUBLE)
     return figure
 
 

@@ -7,23 +7,16 @@ The data come from ``asyncsim post-training``, which draws them itself. To draw 
 
 ``rewards``: the expected reward against simulated time, a panel for each queue, each correction at
 its best rate with its range over seeds. ``staleness``: the law of the staleness of each queue, by
-samples and by tokens. ``timeline``: the samples of some slots, by their staleness, above the
-learner's updates.
+samples and by tokens.
 """
 
-import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from asyncsim.base.console import counted, number_text, over_seeds, percent_text
+from asyncsim.base.console import number_text, over_seeds
 from asyncsim.drawing import findings, layout, look
+from asyncsim.drawing.curves import draw_band
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
-
-#: Of samples that were never trained, by outcome.
-_LOST = {"dropped": look.BLACK, "discarded": look.BLACK, "cancelled": look.GREY}
-#: The largest staleness with a colour of its own in the timeline.
-_STALE = 4
 
 
 def rewards(finished: Finished) -> Figure | None:
@@ -46,35 +39,22 @@ def rewards(finished: Finished) -> Figure | None:
     for axes, queue in zip(panels, queues, strict=False):
         for correction, one in looks.items():
             rows = curves[(curves["queue"] == queue) & (curves["correction"] == correction)]
-            axes.plot(
-                rows["commit_time"],
-                rows["reward"],
-                color=one.color,
-                linestyle=one.line,
-                label=correction,
-            )
-            axes.fill_between(
-                rows["commit_time"],
-                rows["low"],
-                rows["high"],
-                color=one.color,
-                alpha=0.15,
-                linewidth=0,
-            )
+            band = rows.set_index("commit_time")[["reward", "low", "high"]]
+            draw_band(axes, band.set_axis(["mean", "min", "max"], axis=1), **one.style)
         axes.axhline(target, color=look.GREY, linewidth=0.6, linestyle=":")
         axes.set_xscale("log")
         axes.set_xlabel("simulated time (s)")
         axes.set_ylabel("expected reward")
         axes.tick_params(labelbottom=True, labelleft=True)
         layout.panel_title(axes, queue)
-    layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 4)
     ends = curves.drop_duplicates(["queue", "correction"], keep="last")
     ends = ends.set_index(ends["correction"] + " in " + ends["queue"])[["reward", "low", "high"]]
     ends = ends.set_axis(["mean", "min", "max"], axis=1)
     figure.set_label(findings.best(ends, "expected reward at the end", rising=True))
     seeds = over_seeds(int(finished.config["seeds"]))
     about = f"{finished.config['problem']}, {seeds}; dotted: the target"
-    layout.title(figure, f"corrections at their best rates, by queue; {about}", look.DOUBLE)
+    about = f"corrections at their best rates, by queue; {about}"
+    layout.finish(figure, about, width=look.DOUBLE)
     return figure
 
 
@@ -107,8 +87,8 @@ def staleness(finished: Finished) -> Figure:
         axes.set_xlabel("staleness (versions)")
         axes.set_ylabel("share")
         layout.panel_title(axes, queue)
-    layout.legend_below(figure, *panels[0].get_legend_handles_labels(), 2)
-    layout.title(figure, "staleness of trained samples and tokens; dashed: means", look.DOUBLE)
+    about = "staleness of trained samples and tokens; dashed: means"
+    layout.finish(figure, about, 2, width=look.DOUBLE)
     means = laws.assign(mean=laws["staleness"] * laws["share"])
     means = means[means["weight"] == "samples"].groupby("queue")["mean"].sum().sort_values()
     ends = [f"{number_text(mean)} versions in {of}" for of, mean in means.iloc[[0, -1]].items()]
@@ -116,71 +96,4 @@ def staleness(finished: Finished) -> Figure:
     return figure
 
 
-def timeline(finished: Finished) -> Figure:
-    """Draw the samples on some slots and the learner's updates, a panel for each of the first
-    queues.
-    """
-    columns = ("queue", "slot", "start_time", "end_time", "staleness", "outcome", "slots")
-    samples = finished.table("timeline.csv", columns)
-    updates = finished.table("updates.csv", ("queue", "start_time", "send_time"))
-    queues = list(dict.fromkeys(samples["queue"]))
-    compared = len(finished.table("queues.csv", ("queue",)))
-    figure, panels = look.new_figure(look.DOUBLE, 3.6, len(queues))
-    shades = look.shades(range(_STALE + 1))
-    for axes, queue in zip(panels, queues, strict=True):
-        rows, trained = samples[samples["queue"] == queue], updates[updates["queue"] == queue]
-        begin, end = rows["begin"].iloc[0], rows["end"].iloc[0]
-        for row in rows.itertuples():
-            color = _LOST.get(row.outcome) or shades[min(int(row.staleness), _STALE)].color
-            start = max(row.start_time, begin)
-            width = min(row.end_time, end) - start
-            axes.barh(row.slot, width, 0.8, start, color=color, edgecolor="white", linewidth=0.3)
-        top = rows["slot"].max() + 2
-        for row in trained.itertuples():
-            start = max(row.start_time, begin)
-            axes.barh(
-                top,
-                min(row.send_time, end) - start,
-                1.6,
-                start,
-                color=look.VERMILLION,
-                edgecolor="white",
-            )
-            if begin <= row.send_time <= end:
-                axes.axvline(
-                    row.send_time, color=look.VERMILLION, linewidth=0.4, alpha=0.6, zorder=0
-                )
-        axes.set_xlim(begin, end)
-        axes.set_ylim(-0.6, top + 1)
-        slots = np.arange(0, top - 1, 4)
-        axes.set_yticks([*slots, top], [*map(str, slots), "learner"])
-        axes.set_xlabel("simulated time (s)")
-        layout.panel_title(axes, queue)
-    panels[0].set_ylabel("slot")
-    names = [*map(str, range(_STALE)), f"{_STALE} or more"]
-    handles = [
-        Patch(color=shades[number].color, label=f"staleness {name}")
-        for number, name in enumerate(names)
-    ]
-    present = samples["outcome"].unique()
-    handles += [Patch(color=color, label=name) for name, color in _LOST.items() if name in present]
-    handles.append(Patch(color=look.VERMILLION, label="update"))
-    layout.legend_below(figure, handles, [str(handle.get_label()) for handle in handles], 4)
-    is_trained = samples["outcome"] == "trained"
-    means = samples[is_trained].groupby("queue", sort=False)["staleness"].mean()
-    texts = [f"{number_text(mean)} in {queue}" for queue, mean in means.items()]
-    figure.set_label(
-        f"The mean staleness of the samples shown is {', '.join(texts)}; "
-        f"{percent_text(1 - is_trained.mean())} of them are never trained."
-    )
-    about = "samples by their staleness when trained; lines: new versions"
-    shown, total = int(samples["slot"].max()) + 1, int(samples["slots"].iloc[0])
-    if shown < total:
-        about += f"; {shown} of {counted(total, 'slot')}"
-    if len(queues) < compared:
-        about += f"; the first {len(queues)} of {counted(compared, 'queue')}"
-    layout.title(figure, about, look.DOUBLE)
-    return figure
-
-
-draw = drawer("post_training", ("queue",), rewards=rewards, staleness=staleness, timeline=timeline)
+draw = drawer("post_training", ("queue",), rewards=rewards, staleness=staleness)

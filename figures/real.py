@@ -78,10 +78,6 @@ def agreement(finished: Finished) -> Figure | None:
     for panel in axes[columns:]:
         panel.set_xlabel("commits")
         layout.whole_ticks(panel.xaxis, "auto")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=2 if columns > 2 else 1, markerscale=2
-    )
     recordings = (
         f"{len(summary)} recordings of real processes"
         if len(summary) > 1
@@ -93,10 +89,8 @@ def agreement(finished: Finished) -> Figure | None:
         f"within the bar of {summary['bar'].iloc[0]:g}, up to where round-off may exceed it; "
         f"losses of free replays differ by at most {largest:.1g}."
     )
-    layout.title(
-        figure,
-        f"Differences between {recordings} and the replays of their order, {_precision(summary)}",
-    )
+    about = f"Differences between {recordings} and the replays of their order"
+    layout.finish(figure, f"{about}, {_precision(summary)}", 2 if columns > 2 else 1)
     return figure
 
 
@@ -142,17 +136,14 @@ def fairness(finished: Finished) -> Figure | None:
         panel.set_title(_TITLES.get(discipline, discipline))
         panel.set_xlabel("worker")
     axes[0].set_ylabel("share of the commits")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     ranges = [
         f"{rows['share'].min():.0%} to {rows['share'].max():.0%} of the commits with "
         f"{_TITLES.get(discipline, discipline)}"
         for discipline, rows in shares.groupby("discipline", sort=False)
     ]
     figure.set_label(f"Each worker makes {'; '.join(ranges)}.")
-    layout.title(
-        figure, "Share of the commits by the order in which the server serves waiting workers"
-    )
+    about = "Share of the commits by the order in which the server serves waiting workers"
+    layout.finish(figure, about, 2)
     return figure
 
 

@@ -44,4 +44,4 @@ PAPER = Paper(
     {"lmo": Study("compare", "on two cores about 2 min", _options())},
     FIGURES,
 )
-draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
+draw, draw_study = PAPER.draw, PAPER.draw_study

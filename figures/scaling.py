@@ -85,18 +85,14 @@ def scaling(finished: Finished) -> Figure:
     layer_axes.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)
     layer_axes.set_ylim(len(names) - 0.4, -0.6)
     layer_axes.set_xlabel(f"ms of an iteration on {largest} nodes")
-    handles, labels = efficiency_axes.get_legend_handles_labels()
-    layer_handles, layer_labels = layer_axes.get_legend_handles_labels()
-    layout.legend_below(figure, handles + layer_handles, labels + layer_labels, 3)
     name = config["network"] if config.get("layers") is None else Path(config["layers"]).name
     assumed = f"assumed {config['flops']:g} operations/s and {config['bandwidth']:g} bytes/s a node"
     most = summary[summary["nodes"] == largest].itertuples()
     ways = " and ".join(f"{percent_text(row.efficiency)} with {row.way} division" for row in most)
     figure.set_label(f"Without overheads, {largest} nodes reach {ways} of a linear speed-up.")
     about = "" if published is None else "overheads that would explain the published point; "
-    layout.title(
-        figure, f"{about}{name}, {config['examples']} examples a node; {assumed}", look.DOUBLE
-    )
+    about = f"{about}{name}, {config['examples']} examples a node; {assumed}"
+    layout.finish(figure, about, 3, width=look.DOUBLE)
     return figure
 
 

@@ -55,16 +55,12 @@ def throughput(finished: Finished) -> Figure:
         axes.set_title(_TITLES.get(task, task))
         axes.set_xlabel("visits / s" if task == "trace" else "commits or gradients / s")
     handles = layout.labelled(figure)
-    figure.legend(
-        handles=[handles[name] for name in _MARKS if name in handles],
-        loc="outside lower center",
-        ncols=3,
-    )
     ratios = summary.loc[summary["contender"] == "usual loop", "ratio"]
     if len(ratios):
         ends = " to ".join(dict.fromkeys(map(number_text, (ratios.min(), ratios.max()))))
         figure.set_label(f"Replay is {ends} times as fast as the usual loop.")
-    layout.title(figure, "Median of the turns; lines from the slowest to the fastest")
+    about = "Median of the turns; lines from the slowest to the fastest"
+    layout.finish(figure, about, 3, [handles[name] for name in _MARKS if name in handles])
     return figure
 
 

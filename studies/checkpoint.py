@@ -1,17 +1,15 @@
 """How often a job should save: goodput by the interval between checkpoints, and Daly's optimum.
 
 A synchronous job crashes at exponential times, loses the round and the work since its last
-checkpoint, and resumes from there. Its workers wait while it saves. Prints the goodput of each
-interval, the share of the time whose work is not lost, beside its law. Compares the optimum of a
-parabola through the points with the optima of Young and Daly. Writes the table and a figure. No
-gradients are computed.
+checkpoint, and resumes from there. Its workers wait while it saves. Ranks the intervals by their
+goodput, the share of the time whose work is not lost, beside its law, and prints the optima of
+Young and Daly. Writes the table and a figure. No gradients are computed.
 """
 
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import number_text, over_seeds
@@ -22,11 +20,11 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.columns import Column, titled
+from asyncsim.study.columns import Column
 from asyncsim.study.config import JobOptions, LawLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
-from asyncsim.study.ranking import ONE_SEED
+from asyncsim.study.ranking import Measure, grid, ranked, ranked_parts, verdict
 from asyncsim.study.sweep import check_values
 from asyncsim.theory import checkpoint_efficiency, daly_interval, young_interval
 from asyncsim.traces.trace_summary import kept_versions
@@ -34,8 +32,8 @@ from asyncsim.traces.trace_summary import kept_versions
 TABLE = "intervals.csv"
 #: Rounds of the timeline on the study's page, some crashes long by default.
 _ROUNDS_SHOWN = 1000
-#: Fewest intervals for a statement about the parabola.
-_FOR_A_PARABOLA = 5
+#: The share of the time whose work is kept.
+_GOODPUT = Measure("goodput", "most")
 
 
 @dataclass(frozen=True)
@@ -109,60 +107,37 @@ def run(config: Config) -> Result:
     ]
 
     def conclude(folder: Path, summary: pd.DataFrame) -> None:
-        table = intervals_table(config, summary)
-        best = parabola_optimum(table["interval"], table["goodput"])
+        table = ranked_intervals(config, summary)
         cluster = config.cluster(daly_interval(saving, every))
         rounds = simulate(cluster, _ROUNDS_SHOWN * config.workers, 0, progress=False)
         parts = [
             f"{describe(cluster)}, at Daly's interval\n"
             f"{over_seeds(summary['seed'].nunique(), 'means over')}; goodput: share of the time "
             "whose work is kept; law: Daly's equation 20",
-            titled(table, _COLUMNS),
+            *ranked_parts(table, _ROW, _GOODPUT, _FURTHER),
             f"optimum by the law of Young {number_text(young_interval(saving, every))} s, of Daly "
             f"{number_text(daly_interval(saving, every))} s",
         ]
-        verdict = _verdict(table, best, summary["seed"].nunique())
+        names = [f"{number_text(interval)} s" for interval in table["interval"]]
+        words = verdict(table, names, _GOODPUT, "interval")
         example = "at Daly's interval, seed 0", rounds
-        present(folder, {TABLE: table}, *parts, verdict=verdict, example=example)
+        present(folder, {TABLE: table}, *parts, verdict=words, example=example)
 
-    record = config.options_record("checkpoint")
+    record = config.options_record()
     return run_jobs("checkpoint", config, record, jobs, executor_of(config, ()), conclude)
 
 
-_COLUMNS = (
-    Column("interval", "interval (s)"),
-    Column("multiple", "of Daly's"),
-    Column("goodput", axis="share of the time whose work is kept"),
-    Column("goodput_sd", "\u00b1"),
-    "law",
-    Column("lost", "versions lost"),
-)
+_ROW = (Column("interval", "interval (s)"), Column("multiple", "of Daly's"))
+_FURTHER = ("law", Column("lost", "versions lost"))
 
 
-def intervals_table(config: Config, summary: pd.DataFrame) -> pd.DataFrame:
-    """Tabulate goodput, its standard deviation and its law, and the share of lost versions."""
+def ranked_intervals(config: Config, summary: pd.DataFrame) -> pd.DataFrame:
+    """Rank the intervals by their goodput, beside its law and the share of lost versions."""
     every, lasts, saving = config.seconds
-    groups = summary.groupby("interval", sort=True)
-    table = groups[["multiple", "goodput", "lost"]].mean().reset_index()
-    spread = groups["goodput"].std().to_numpy()
+    keys = ["interval", "multiple"]
+    table = ranked(grid(summary, keys, ["lost"], _GOODPUT), summary, keys, _GOODPUT)
     law = [checkpoint_efficiency(interval, saving, every, lasts) for interval in table["interval"]]
-    return table.assign(goodput_sd=spread, law=law)
-
-
-def parabola_optimum(intervals: pd.Series, goodput: pd.Series) -> float:
-    """Return the interval (s) at the top of a parabola in its logarithm, near the best point.
-
-    The parabola fits the five points around the best one by least squares; the best interval
-    itself where it has no top.
-    """
-    place = int(np.argmax(goodput))
-    near = slice(max(0, place - 2), place + 3)
-    logs = np.log(np.asarray(intervals))[near]
-    if len(logs) < 3:
-        return float(np.asarray(intervals)[place])
-    square, slope, _ = np.polyfit(logs, np.asarray(goodput)[near], 2)
-    top = -slope / (2 * square) if square < 0 else np.log(np.asarray(intervals)[place])
-    return float(np.exp(np.clip(top, logs[0], logs[-1])))
+    return table.assign(law=law)
 
 
 def _measured(config: Config, multiple: float, seed: int) -> Tables:
@@ -187,34 +162,3 @@ def _measured(config: Config, multiple: float, seed: int) -> Tables:
         "status": "finished",
     }
     return {results.SUMMARY: [row]}
-
-
-def _verdict(table: pd.DataFrame, best: float, seeds: int) -> str:
-    """Recommend the interval with the highest goodput, or Daly's if the noise hides a difference.
-
-    ``best``: the interval at the top of the parabola, stated from five intervals and two seeds on.
-    """
-    daly = table.iloc[(table["multiple"] - 1).abs().argmin()]
-    top = table.loc[table["goodput"].idxmax()]
-    noise = np.hypot(daly["goodput_sd"], top["goodput_sd"])
-    advised = daly if top["goodput"] - daly["goodput"] <= noise else top
-    multiple = "" if advised["multiple"] == 1 else f"{number_text(advised['multiple'])} of "
-    clauses = [
-        f"save every {number_text(advised['interval'])} s ({multiple}Daly's interval): it keeps "
-        f"{advised['goodput']:.1%} of the time"
-    ]
-    ratios = table["interval"] / advised["interval"]
-    nearby = []
-    for ratio, words in ((0.5, "twice as often"), (2.0, "half as often")):
-        row = table.loc[np.log(ratios / ratio).abs().idxmin()]
-        if row["interval"] != advised["interval"]:
-            is_close = np.isclose(row["interval"], ratio * advised["interval"])
-            often = words if is_close else f"every {number_text(row['interval'])} s"
-            nearby.append(f"{often} keeps {row['goodput']:.1%}")
-    clauses += [", ".join(nearby)] if nearby else []
-    if len(table) >= _FOR_A_PARABOLA and seeds > 1:
-        share = number_text(best * daly["multiple"] / daly["interval"])
-        clauses.append(
-            f"a parabola through the points has its top at {number_text(best)} s, {share} of Daly's"
-        )
-    return "; ".join([*clauses, *([ONE_SEED] if seeds == 1 else [])])

@@ -93,7 +93,7 @@ def run(config: Config) -> Result:
         write_text(folder / PAGE, page(table))
         present(folder, {TABLE: table}, report(table), verdict=_counts(table))
 
-    record = config.options_record("claims")
+    record = config.options_record()
     return run_jobs("claims", config, record, jobs, contextlib.nullcontext(Local()), conclude)
 
 
@@ -212,10 +212,11 @@ def _asked(row: Any) -> str:
 
 
 def _counts(table: pd.DataFrame) -> str:
-    """Count the claims of each verdict."""
+    """Count the claims that hold; in a second line, those of the other verdicts."""
     counts = table["verdict"].str.partition(":")[0].str.partition(" (")[0].value_counts()
-    total = ", ".join(f"{verdict_text}: {count}" for verdict_text, count in counts.items())
-    return f"{counted(len(table), 'claim')}; {total}"
+    holds = counts.pop("holds") if "holds" in counts else 0
+    others = ", ".join(f"{verdict_text}: {count}" for verdict_text, count in counts.items())
+    return f"{holds} of {counted(len(table), 'claim')} hold\n{others}".rstrip()
 
 
 def page(table: pd.DataFrame) -> str:

@@ -57,9 +57,10 @@ from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates
 from asyncsim.theory.momentum import MOMENTA
 from asyncsim.traces.prescription import pipeline, prescribed
+from asyncsim.traces.trace import Trace
 
 #: Sources of staleness, and the rule of outer steps without momentum.
-FIXED, QUEUE, PLAIN = "fixed", "queue", "plain"
+FIXED, QUEUE, PIPELINE, PLAIN = "fixed", "queue", "pipeline", "plain"
 #: The optimizers: the rate that --tune multiplies, large without delay, and the steps, without
 #: weight decay. Muon's biases, which are no matrices, have Adam's steps at the same rate.
 OPTIMIZERS = {
@@ -81,6 +82,9 @@ class Config(StudyConfig):
 
     question: Literal["optimizers", "outer_momentum", "best_momentum", "pipeline"] = "optimizers"
     """The question; its name may stand first, without the option."""
+    sources: tuple[Literal["fixed", "queue", "pipeline"], ...] = ("fixed", "queue", "pipeline")
+    """Sources of staleness: fixed delays, queues at a server, a pipeline; all questions but that of
+    pipelines."""
     delays: tuple[int, ...] = (0, 1, 2, 4, 8)
     """Staleness (versions): fixed, or the mean of a queue of delay + 1 workers, or of stages."""
     tune: tuple[float, ...] = tuple(0.4**k for k in range(7))
@@ -89,7 +93,7 @@ class Config(StudyConfig):
     gradients: int = 300
     """Gradients of each run, of all workers together."""
     workers: int = 1
-    """Workers that share a fixed delay; of outer momentum, also of the queue."""
+    """Fewest workers that share a fixed delay."""
     seeds: int = 5
     """Number of seeds: 0, 1, ..."""
     compute: LawLike = "exponential(1)"
@@ -106,7 +110,7 @@ class Config(StudyConfig):
     """Methods in a pipeline, each with all profiles: weight_prediction async_nesterov
     "server_optimizer(momentum=0.9)"."""
     stages: int = 4
-    """Stages of a pipeline, each with a run of the problem's layers; of optimizers, 0 for none."""
+    """Stages of a pipeline, each with a run of the problem's layers."""
     groups: tuple[str, ...] = ()
     """Parts of the problem's tree that form the stages, in place of --stages, for a problem whose
     layers have no order: embedding+positions block1 head."""
@@ -120,7 +124,7 @@ class Config(StudyConfig):
                 "its own; leave it out"
             )
         super().check()
-        for name in ("delays", "optimizers", "server_momentum"):
+        for name in ("sources", "delays", "optimizers", "server_momentum"):
             check_values(name, getattr(self, name))
         for name in self.optimizers:
             require_choice("optimizers", name, OPTIMIZERS)
@@ -134,19 +138,9 @@ class Config(StudyConfig):
             raise InputError(
                 f"delays = {self.delays}: losses are relative to a delay of 0; give that, too"
             )
-        require_count("stages", self.stages, minimum=0)
+        require_count("stages", self.stages)
         require_count("gradients", self.gradients)
         check_rates(self.tune)
-
-    def queue(self, problem: Problem, workers: int, is_shared: bool) -> Case:
-        """Return the case of a queue of some workers."""
-        cluster = self.at(workers=workers).make_cluster(self.vector_bytes(problem))
-        commits = max(1, int(self.gradients // cluster.mean_window))
-
-        def trace(seed: int) -> Any:
-            return simulate(cluster, commits, seed, progress=False)
-
-        return Case(QUEUE, workers - 1, trace, is_shared)
 
 
 #: The defaults of each question.
@@ -154,6 +148,7 @@ SCALES = {
     "optimizers": Config(),
     "outer_momentum": Config(
         question="outer_momentum",
+        sources=("fixed", "queue"),
         delays=(0, 2, 7),
         tune=tuple(2.0**k for k in range(-5, 5)),
         gradients=2560,
@@ -165,6 +160,7 @@ SCALES = {
     ),
     "best_momentum": Config(
         question="best_momentum",
+        sources=("queue",),
         delays=(0, 1, 3, 7, 15, 31),
         tune=tuple(2.0 ** (k / 2) for k in range(-10, 5)),
         gradients=600,
@@ -193,24 +189,42 @@ def run(config: Config) -> Result:
     return QUESTIONS[config.question].run(config)
 
 
-def _fixed(delay: int, commits: int, workers: int, window: int = 1) -> Case:
-    """Return the case of a fixed delay."""
-    return Case(FIXED, delay, lambda seed: prescribed(delay, commits, workers, window))
+def _cases(config: Config, problem: Problem) -> list[Case]:
+    """Return fixed delays, queues of the same mean staleness, and a pipeline."""
+    count = max(1, int(config.gradients // config.window))
+    cases = []
+    if FIXED in config.sources:
+        cases += [
+            Case(FIXED, delay, functools.partial(_fixed, config, delay, count))
+            for delay in config.delays
+        ]
+    if QUEUE in config.sources:  # without delay it is a fixed delay
+        cases += [_queue(config, problem, delay) for delay in config.delays if delay or not cases]
+    if PIPELINE in config.sources:
+        partition(problem.shapes, config.stages, "stages", by_layer=True)  # raises InputError
+        mean = (config.stages - 1) / 2
+        cases.append(Case(PIPELINE, mean, lambda seed: pipeline(config.stages, count)))
+    return cases
+
+
+def _fixed(config: Config, delay: int, commits: int, seed: int) -> Trace:
+    """Return the trace of a fixed delay."""
+    return prescribed(delay, commits, max(config.workers, delay + 1), config.window)
+
+
+def _queue(config: Config, problem: Problem, delay: int) -> Case:
+    """Return the case of a queue of delay + 1 workers."""
+    cluster = config.at(workers=delay + 1).make_cluster(config.vector_bytes(problem))
+    commits = max(1, int(config.gradients // cluster.mean_window))
+
+    def trace(seed: int) -> Trace:
+        return simulate(cluster, commits, seed, progress=False)
+
+    # One program trains all seeds of many optimizers, on one trace.
+    return Case(QUEUE, delay, trace, is_shared=config.question == "optimizers")
 
 
 # Optimizers
-
-
-def _cases_of_optimizers(config: Config, problem: Problem) -> list[Case]:
-    """Return fixed delays, queues of the same mean staleness, and a pipeline."""
-    count = config.gradients
-    cases = [_fixed(delay, count, delay + 1) for delay in config.delays]
-    cases += [config.queue(problem, delay + 1, True) for delay in config.delays if delay]
-    if config.stages:
-        partition(problem.shapes, config.stages, "stages", by_layer=True)  # raises InputError
-        mean = (config.stages - 1) / 2
-        cases.append(Case("pipeline", mean, lambda seed: pipeline(config.stages, count)))
-    return cases
 
 
 def _variants_of_optimizers(config: Config, case: Case) -> list[Variant]:
@@ -249,13 +263,6 @@ def tried(learning_rate: Any, adaptive: Any, optimizer: str) -> Method:
 # Outer momentum
 
 
-def _cases_of_outer_momentum(config: Config, problem: Problem) -> list[Case]:
-    """Return the fixed delays, then the queue."""
-    count = max(1, int(config.gradients // config.window))
-    fixed = [_fixed(delay, count, config.workers, config.window) for delay in config.delays]
-    return [*fixed, config.queue(problem, config.workers, False)]
-
-
 def _variants_of_outer_momentum(config: Config, case: Case) -> list[Variant]:
     """Return plain steps and both rules, at the rates and the effective rates of plain steps."""
     scales = (1, *(1 / (1 - momentum) for momentum in config.server_momentum))
@@ -283,11 +290,6 @@ def outer(effective_rate: Any, server_momentum: Any, rule: str, learning_rate: f
 
 
 # Best momentum
-
-
-def _cases_of_best_momentum(config: Config, problem: Problem) -> list[Case]:
-    """Return queues of delay + 1 workers."""
-    return [config.queue(problem, delay + 1, False) for delay in config.delays]
 
 
 def _variants_of_best_momentum(config: Config, case: Case) -> list[Variant]:
@@ -370,7 +372,7 @@ def _method(text: str, learning_rate: Any) -> Method:
 
 QUESTIONS = {
     "optimizers": Question(
-        _cases_of_optimizers,
+        _cases,
         _variants_of_optimizers,
         columns=("optimizer", "adaptive"),
         reference={"adaptive": 0.0, "source": FIXED, "delay": 0},
@@ -380,7 +382,7 @@ QUESTIONS = {
         ranks="ratio",
     ),
     "outer_momentum": Question(
-        _cases_of_outer_momentum,
+        _cases,
         _variants_of_outer_momentum,
         columns=("rule", "server_momentum"),
         reference={"rule": PLAIN, "server_momentum": 0.0},
@@ -389,7 +391,7 @@ QUESTIONS = {
         settings=("source", "delay"),
     ),
     "best_momentum": Question(
-        _cases_of_best_momentum,
+        _cases,
         _variants_of_best_momentum,
         columns=("server_momentum",),
         reference={"server_momentum": 0.0},

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.calls import split
-from asyncsim.base.console import number_text, over_seeds
+from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import whole_products
 from asyncsim.clusters.cluster import Cluster
@@ -31,29 +30,15 @@ from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import meet
-from asyncsim.study.columns import axis_of, titled
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, executor_of, measurement, run_jobs
-from asyncsim.study.loading import own_file
+from asyncsim.study.ranking import Measure, grid, ranked, ranked_parts, verdict
 from asyncsim.study.sweep import sweep
 
-#: Options without effect in this study.
-_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "directions_every", "animate")
-#: Options that affect only the times of a lone worker, which only custom methods may use.
-_OF_TIMES = (
-    "service",
-    "latency",
-    "bandwidth",
-    "shared_bandwidth",
-    "message_bytes",
-    "discipline",
-    "sites",
-    "far_latency",
-    "far_bandwidth",
-)
-#: Options that the timing of some methods overrides.
-_OF_NEEDS = ("window", "protocol", "policy")
+_LOSS = Measure("test_loss")
+#: Further columns of the table.
+_FURTHER = ("single_loss", "test_accuracy", "single_accuracy")
 
 
 @dataclass(frozen=True)
@@ -73,12 +58,10 @@ class Config(StudyConfig):
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
-    config.say_ignored(_IGNORED, "here")
     with config.computing_device():
         (cell,) = sweep(config, [{}])
-        config.say_ignored(_unused(config, cell.methods), "here")
         _require_predictions(cell.problem)
-        record = {"study": "ensembles", **config.record(cell.methods, cell.problem)}
+        record = config.record(cell.methods, cell.problem)
         jobs = [
             measurement(
                 f"{method.name}, seed {seed}",
@@ -96,23 +79,15 @@ def run(config: Config) -> Result:
                 f"{cell.problem.name}, {seeds}; averages over the first models, without diverged "
                 "ones"
             )
-            present(folder, {}, text, report(summary), verdict=_verdict(summary))
+            table = ranked_ensembles(summary)
+            sizes = [counted(int(models), "model") for models in table["models"]]
+            names = [f"{row} with {size}" for row, size in zip(table["method"], sizes, strict=True)]
+            words = verdict(table, names, _LOSS, "ensemble")
+            parts = ranked_parts(table, ("method", "models"), _LOSS, _FURTHER)
+            present(folder, {}, text, *parts, verdict=words)
 
         executor = executor_of(config, [(cell.problem, config.workers)])
         return run_jobs("ensembles", config, record, jobs, executor, conclude)
-
-
-def _unused(config: Config, methods: Sequence[Method]) -> list[str]:
-    """List the cluster's options that have no effect on models trained alone with these methods."""
-    shipped = all(
-        isinstance(entry, str) and not own_file(entry)[0] for entry in split(config.methods)
-    )
-    needs = [
-        name
-        for name in _OF_NEEDS
-        if all(getattr(method.timing, name) is not None for method in methods)
-    ]
-    return [*(_OF_TIMES if shipped else ()), *needs]
 
 
 def _require_predictions(problem: Problem) -> None:
@@ -128,24 +103,12 @@ def _require_predictions(problem: Problem) -> None:
         )
 
 
-def _verdict(summary: pd.DataFrame) -> str:
-    """Compare the ensemble's loss of one model with the loss of the largest ensemble."""
-    means = summary.groupby(["method", "models"], sort=False)["test_loss"].mean()
-    clauses = []
-    for method, by_size in means.groupby(level="method", sort=False):
-        first, last = by_size.iloc[0], by_size.iloc[-1]
-        change = "falls" if last < first else "rises" if last > first else "stays"
-        ends = f"from {number_text(first)} for one model to {number_text(last)} for all"
-        clauses.append(f"of {method} {change} {ends}")
-    return f"the {axis_of('test_loss')} {'; '.join(clauses)}"
-
-
-def report(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return the printed table: means over the seeds."""
-    means = (
-        summary.drop(columns="seed").groupby(["method", "models"], sort=False).mean().reset_index()
-    )
-    return titled(means, digits=4)
+def ranked_ensembles(summary: pd.DataFrame) -> pd.DataFrame:
+    """Rank the ensembles of each method and number of models by their test loss."""
+    is_left = summary["test_loss"].notna()  # else all models have diverged
+    runs = summary.assign(status=np.where(is_left, "finished", "diverged"))
+    keys = ["method", "models"]
+    return ranked(grid(runs, keys, _FURTHER, _LOSS), runs, keys, _LOSS)
 
 
 def averaged_predictions(problem: Problem, models: Sequence[Any], data: Any) -> dict[str, float]:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from asyncsim.base.console import percent_text
 from asyncsim.base.errors import require_nonnegative
 from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import as_law
@@ -103,16 +102,8 @@ def goodput(table: Results) -> Further:
     fewest = kept_throughput.groupby(others or np.zeros(len(clusters))).transform("first")
     clusters.insert(4, "remaining", kept_throughput / fewest)
     tables, texts = clusters_table(table, clusters)
-    if not clusters["died"].any():
-        return tables, [*texts, "no worker died in these runs: give more --steps"]
-    if any(len(set(clusters.get(name, ()))) < 2 for name in ("policy", "deaths")):
-        return tables, texts  # nothing to compare
-    worst = clusters[clusters["deaths"] == clusters["deaths"].max()].set_index("policy")[
-        "remaining"
-    ]
-    most, least = worst.idxmax(), worst.idxmin()
-    text = f"with the most deaths {most} keeps {percent_text(worst[most])} of its throughput"
-    return tables, [*texts, f"{text}, {least} {percent_text(worst[least])}"]
+    died = clusters["died"].any()
+    return tables, [*texts, "" if died else "no worker died in these runs: give more --steps"]
 
 
 run = Comparison("failures", compared=("policy",), of_run=kept, further=goodput).run

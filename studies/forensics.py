@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import number_text
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.drawing.curves import curve_of
 from asyncsim.replays.run import Run
@@ -114,14 +113,8 @@ def clusters(table: Results) -> Further:
     of_methods = of_rates.groupby(level=[*names, "method"], sort=False).min()
     pooled = of_methods.groupby(level=names, sort=False).agg(lambda v: v.mean(skipna=False))
     rows = np.sqrt(pooled).rename("deviation").sort_values(kind="stable").reset_index()
-    nearest = rows.iloc[0]
-    if np.isnan(nearest["deviation"]):
-        answer = "at no cluster all methods have comparable curves"
-    else:
-        cluster = ", ".join(f"{name} {nearest[name]}" for name in names)
-        answer = f"nearest over all methods: {cluster}, deviation {number_text(nearest.deviation)}"
-    text = "deviation over all methods and numbers of workers"
-    return {"fit.csv": rows}, [text, titled(rows), answer]
+    text = "deviation over all methods and numbers of workers, the nearest cluster first"
+    return {"fit.csv": rows}, [text, titled(rows)]
 
 
 run = Comparison(

@@ -26,6 +26,7 @@ from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.base.files import read_table
 from asyncsim.clusters.cluster_text import describe
+from asyncsim.clusters.laws import Exponential
 from asyncsim.methods import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.replay import replay
@@ -36,10 +37,10 @@ from asyncsim.study.columns import titled
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.sweep import ComparisonConfig, preset, sweep
-from asyncsim.theory import implicit_momentum, implicit_momentum_path, window_step
-from asyncsim.theory.queueing import memoryless
+from asyncsim.theory import implicit_momentum, window_step
+from asyncsim.theory.queueing import journeys
 
-TABLES = ("momentum.csv", "paths.csv")
+TABLE = "momentum.csv"
 _PRINTED = (
     "compute",
     "window",
@@ -50,16 +51,15 @@ _PRINTED = (
     "momentum_theory",
     "step_measured",
     "step_theory",
-    "path_off",
     "assumptions_hold",
 )
 #: Worker steps after the path, until all gradients of its versions are committed: a worker with
 #: exponential times takes longer once in 400 million commits.
 _AFTER = 20
-#: Options without effect: the study uses only the minibatch losses.
-_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "directions_every", "animate")
 #: Fewest seeds that give an estimate a standard error.
 _FEWEST = 3
+#: The problem, and a protocol and a policy with which every version is read.
+_NEEDED = {"protocol": "exchange", "policy": "asynchronous", "problem": "quadratic"}
 #: Methods whose windows of plain local steps theory covers, and whether they send the mean instead
 #: of the sum.
 _AVERAGED = {"downpour": False, "agn": True}
@@ -108,23 +108,16 @@ class Options(ComparisonConfig):
                 f"step = {self.step}: must be below the fewest workers, {fewest}, or one commit "
                 "overshoots"
             )
-        if self.protocol != "exchange":
-            raise InputError(
-                f"protocol = {self.protocol!r}: must be 'exchange', in which every version is read"
-            )
-        if self.policy != "asynchronous":
-            raise InputError(
-                f"policy = {self.policy}: must be asynchronous, in which every version is read; "
-                "leave it out"
-            )
         if self.changed("learning_rate"):
             raise InputError(
                 f"learning_rate = {self.learning_rate}: follows from step here; give that"
             )
-        if self.problem != "quadratic":
-            raise InputError(
-                f"problem = {self.problem!r}: this study is of a quadratic; leave it out"
-            )
+        for name, value in _NEEDED.items():
+            if getattr(self, name) != value:
+                raise InputError(
+                    f"{name} = {getattr(self, name)!r}: must be {value!r} here, a quadratic of "
+                    "which every version is read; leave it out"
+                )
         super().check()
 
 
@@ -156,23 +149,18 @@ class Paths(NamedTuple):
 class Estimate(NamedTuple):
     """Estimated momentum and step of the mean path, with their standard errors."""
 
-    momentum: float
-    momentum_error: float
-    step: float
-    step_error: float
+    momentum_measured: float = np.nan
+    standard_error: float = np.nan
+    step_measured: float = np.nan
+    step_error: float = np.nan
 
 
 def run(config: Options) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
-    config.say_ignored(_IGNORED, "here")
     with config.computing_device():
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), config.points())
-        if not any("momentum" in method.hyperparameters for method in cells[0].methods):
-            config.say_ignored(
-                ["momentum"], "here: it belongs to a proxy, which this study does not measure"
-            )
         for method in cells[0].methods:
             timed = method.timing.policy is not None or method.timing.protocol not in (
                 None,
@@ -190,13 +178,14 @@ def run(config: Options) -> Result:
                     "the path is known "
                     "for plain gradient steps only; leave optimizer out, or give window 1"
                 )
-        record = {"study": "momentum", **config.record(cells[0].methods, problem)}
+        record = config.record(cells[0].methods, problem)
         executor = executor_of(config, [(problem, cell.cluster.workers) for cell in cells])
         jobs = [_job(cell, method) for cell in cells for method in cell.methods]
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
-            table = read_table(folder / TABLES[0])
-            present(folder, {}, *report(table), verdict=_verdict(table))
+            table = read_table(folder / TABLE)
+            legend = "assumed: theory's assumptions hold"
+            present(folder, {}, report(table), legend, verdict=_verdict(table))
 
         return run_jobs("momentum", config, record, jobs, executor, conclude)
 
@@ -226,16 +215,12 @@ def revealing_quadratic() -> Problem:
 
 def _verdict(table: pd.DataFrame) -> str:
     """Say how far the measured momentum is from the theory's."""
-    known = table[table["momentum_theory"].notna() & table["momentum_measured"].notna()]
-    if known.empty:
+    gap = (table["momentum_measured"] - table["momentum_theory"]).abs()
+    if gap.isna().all():
         return "no momentum was measured for which there is a theory"
-    gap = (known["momentum_measured"] - known["momentum_theory"]).abs()
-    row = known.loc[gap.idxmax()]
-    return (
-        f"asynchrony adds the momentum of the theory within {number_text(gap.max())}; the largest "
-        f"gap is that of {row['method']} with {counted(int(row['workers']), 'worker')}, "
-        f"{number_text(row['momentum_measured'])} for {number_text(row['momentum_theory'])}"
-    )
+    row = table.loc[gap.idxmax()]
+    workers = counted(int(row["workers"]), "worker")
+    return f"largest gap to theory's momentum: {number_text(gap.max())}, {workers}, {row['method']}"
 
 
 def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
@@ -309,7 +294,7 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
     return Estimate(float(momentum), float(errors[0]), float(step), float(errors[1]))
 
 
-def report(momentum: pd.DataFrame) -> list[str | pd.DataFrame]:
+def report(momentum: pd.DataFrame) -> pd.DataFrame:
     """Return the printed table, with standard errors."""
     workers = momentum["workers"]
     printed = momentum.assign(
@@ -318,14 +303,9 @@ def report(momentum: pd.DataFrame) -> list[str | pd.DataFrame]:
             workers * momentum["step_measured"], workers * momentum["step_error"]
         ),
         step_theory=workers * momentum["step_theory"],
-        path_off=_with_error(momentum["path_off"], momentum["path_error"]),
         assumptions_hold=momentum["assumptions_hold"].map({True: "yes", False: "no"}),
     )
-    return [
-        titled(printed, _PRINTED, digits=4),
-        "path off: root mean square distance of the mean path from theory; assumed: theory's "
-        "assumptions hold",
-    ]
+    return titled(printed, _PRINTED, digits=4)
 
 
 def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:
@@ -345,25 +325,27 @@ def _job(cell: Cell, method: Method) -> Job:
 
 
 def _momentum_told(tables: Tables) -> str:
-    (row,) = tables[TABLES[0]]
+    (row,) = tables[TABLE]
     return f"momentum {row['momentum_measured']:.4f} \u00b1 {row['standard_error']:.4f}"
 
 
 def _measured(cell: Cell, method: Method) -> Tables:
-    """Measure a cell and method; return, by table, the estimate, the mean path by commit and a row
-    per seed.
-    """
+    """Measure a cell and method; return, by table, the estimate and a row per seed."""
     with cell.config.computing_device():
         paths = central_paths(cell, method, cell.config.steps)
-    path = _path(cell, method, paths.values)
-    labels = {**_of_cell(cell), "method": method.name}
-    row = {**labels, **_estimated(cell, method, paths, path)}
-    rows = (
-        [row],
-        [{**labels, **point} for point in path],
-        [{**_of_cell(cell), **seed} for seed in paths.rows],
-    )
-    return dict(zip((*TABLES, results.SUMMARY), rows, strict=True))
+    seeds, workers = len(paths.values), cell.cluster.workers
+    estimate = estimate_momentum(paths.values) if seeds >= _FEWEST else Estimate()
+    row = {
+        **_of_cell(cell),
+        "method": method.name,
+        "seeds": seeds,
+        **estimate._asdict(),
+        "momentum_theory": implicit_momentum(workers),
+        "step_theory": _commit_step(cell, method) / workers,
+        **pd.DataFrame(paths.rows)[["staleness_mean", "staleness_std"]].mean(),
+        "assumptions_hold": _is_known(cell, method) and _assumptions_hold(cell),
+    }
+    return {TABLE: [row], results.SUMMARY: [{**_of_cell(cell), **seed} for seed in paths.rows]}
 
 
 def _of_cell(cell: Cell) -> dict[str, Any]:
@@ -372,51 +354,6 @@ def _of_cell(cell: Cell) -> dict[str, Any]:
         "workers": cell.cluster.workers,
         "window": cell.cluster.window,
     }
-
-
-def _estimated(
-    cell: Cell, method: Method, paths: Paths, path: list[dict[str, Any]]
-) -> dict[str, Any]:
-    estimable = len(paths.values) >= _FEWEST
-    estimate = (
-        estimate_momentum(paths.values)
-        if estimable
-        else Estimate(*[np.nan] * len(Estimate._fields))
-    )
-    mean, error, theory = (
-        np.array([point[name] for point in path]) for name in ("mean", "standard_error", "theory")
-    )
-    return {
-        "seeds": len(paths.values),
-        "momentum_measured": estimate.momentum,
-        "standard_error": estimate.momentum_error,
-        "momentum_theory": implicit_momentum(cell.cluster.workers),
-        "step_measured": estimate.step,
-        "step_error": estimate.step_error,
-        "step_theory": _commit_step(cell, method) / cell.cluster.workers,
-        "path_off": float(np.sqrt(np.mean((mean - theory) ** 2))),
-        "path_error": float(np.sqrt(np.mean(error**2))),
-        "staleness_mean": float(np.mean([row["staleness_mean"] for row in paths.rows])),
-        "staleness_std": float(np.mean([row["staleness_std"] for row in paths.rows])),
-        "assumptions_hold": _is_known(cell, method) and _assumptions_hold(cell),
-    }
-
-
-def _path(cell: Cell, method: Method, values: np.ndarray) -> list[dict[str, Any]]:
-    """Compute mean, standard error and theory of the central variable after each commit."""
-    step = _commit_step(cell, method)
-    commits = values.shape[1] - 1
-    theory = np.full(commits + 1, np.nan)
-    if np.isfinite(step):
-        theory = implicit_momentum_path(cell.cluster.workers, step, commits)
-    estimable = len(values) >= _FEWEST
-    mean = values.mean(0) if estimable else np.full(commits + 1, np.nan)
-    error = values.std(0, ddof=1) / np.sqrt(len(values)) if estimable else mean
-    columns = zip(mean.tolist(), error.tolist(), theory.tolist(), strict=True)
-    return [
-        {"commit": k, "mean": mean, "standard_error": error, "theory": theory}
-        for k, (mean, error, theory) in enumerate(columns)
-    ]
 
 
 def _commit_step(cell: Cell, method: Method) -> float:
@@ -442,4 +379,6 @@ def _steps_plainly(method: Method) -> bool:
 
 
 def _assumptions_hold(cell: Cell) -> bool:
-    return memoryless(cell.cluster) and cell.cluster.service.mean == 0
+    cluster = cell.cluster
+    memoryless = isinstance(cluster.compute, Exponential) and cluster.window == 1
+    return memoryless and cluster.service.mean == 0 and max(journeys(cluster)) == 0

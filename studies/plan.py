@@ -52,9 +52,9 @@ from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, titled
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig, StudyOptions
-from asyncsim.study.executor import Executor, Local, LocalProcesses
+from asyncsim.study.executor import Executor, LocalProcesses
 from asyncsim.study.finished import present
-from asyncsim.study.jobs import Job, Result, executor_of, measurement, run_jobs
+from asyncsim.study.jobs import Job, Result, executor_of, measurement, read_summary, run_jobs
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
 from asyncsim.study.ranking import ONE_SEED, Measure, at_the_edge, means, paired_interval, tuned
 from asyncsim.study.sweep import check_values
@@ -224,7 +224,7 @@ def run(config: Config) -> Result:
     follow = None if not config.replay else functools.partial(_replays, config, candidates)
     conclude = functools.partial(_conclude, config, candidates)
     return run_jobs(
-        "plan", config, config.options_record("plan"), jobs, _executor(config), conclude, follow
+        "plan", config, config.options_record(), jobs, _executor(config), conclude, follow
     )
 
 
@@ -234,7 +234,7 @@ def _executor(config: Config) -> Iterator[Executor]:
         with executor_of(config, ()) as executor:
             yield executor
     else:
-        yield LocalProcesses(measure_all, Local())
+        yield LocalProcesses(measure_all)
 
 
 @each_note_once()
@@ -518,13 +518,14 @@ def chosen(table: pd.DataFrame, count: int) -> pd.DataFrame:
     return table.loc[[*front.index, *rest.index[: count - len(front)]]]
 
 
-def _replays(
-    config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame
-) -> list[Job]:
+def _replays(config: Config, candidates: Sequence[Candidate], folder: Path) -> list[Job]:
     """Return the training jobs of the chosen combinations; their rows go into `REPLAYS`."""
     from asyncsim.methods import Timing, batch_sgd
     from asyncsim.study.cell import Cell, jobs_of
 
+    summary = read_summary(folder)
+    if summary.empty:
+        return []
     clusters = {tuple(candidate.labels.values()): candidate.cluster for candidate in candidates}
     problem = config.at().make_problem()
     config.goal.check_of(problem)
@@ -553,23 +554,9 @@ def _replays(
                 ]
             values = {"name": row["name"], "learning_rate": rate}
             place = f"{len(cells):03d}-{rate:g}"
-            cells.append(Cell(place, values, options, cluster, methods, problem, config.goal))
-    return [_into_replays(job) for job in jobs_of(cells, {})]
-
-
-def _into_replays(job: Job) -> Job:
-    """Redirect a job's summary row into the table of replays."""
-
-    def read(folder: Path) -> Any:
-        tables = job.read(folder)
-        return None if tables is None else {REPLAYS: tables[results.SUMMARY]}
-
-    return job._replace(
-        keep=lambda folder, value: {REPLAYS: job.keep(folder, value)[results.SUMMARY]},
-        read=read,
-        say=lambda tables: job.say({results.SUMMARY: tables[REPLAYS]}),
-        errors=REPLAYS,
-    )
+            cell = Cell(place, values, options, cluster, methods, problem, config.goal)
+            cells.append(cell._replace(table=REPLAYS))
+    return jobs_of(cells, {})
 
 
 def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataFrame:
@@ -590,8 +577,8 @@ def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataF
     best = tuned(runs, ["name"], Measure("time_to_target"), ["method", "learning_rate"])
     by = ["name", "method", "learning_rate"]
     ends = best.groupby(by, sort=False).agg(
-        time_low=("time_to_target", "min"),
-        time_high=("time_to_target", "max"),
+        time_low=("time_to_target_low", "min"),
+        time_high=("time_to_target_high", "max"),
         rounds_to_target=("gradients_to_target", "min"),
         final_loss=("final_loss", "mean"),
     )

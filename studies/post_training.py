@@ -22,7 +22,7 @@ import optax
 import pandas as pd
 
 from asyncsim.base.calls import called
-from asyncsim.base.console import counted, number_text, over_seeds
+from asyncsim.base.console import number_text, over_seeds
 from asyncsim.base.errors import InputError, require_count, require_number
 from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.clusters.cluster import Cluster
@@ -39,7 +39,7 @@ from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.loading import own_file
-from asyncsim.study.ranking import Measure, at_the_edge, means, spread, tuned
+from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, spread, tuned, verdict
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates, time_to_target
 from asyncsim.traces.samples import binding_limit
@@ -49,6 +49,7 @@ from asyncsim.traces.trace import Trace
 CLOCKS, STALENESS, TIMELINE, UPDATES, EVALUATIONS, SPLIT = (
     f"{name}.csv" for name in ("clocks", "staleness", "timeline", "updates", "evaluations", "split")
 )
+_TIME = Measure("time_to_target")
 QUEUES, REWARDS, CURVES = (f"{name}.csv" for name in ("queues", "rewards", "curves"))
 #: Numbers of a clock: of `Trace.summary`.
 _NUMBERS = (
@@ -97,11 +98,11 @@ class Config(JobOptions):
     """Options of the study of post-training."""
 
     slots: int = 64
-    """Samples that are generated at once; with --split those of one accelerator."""
+    """Samples that are generated at once; with --split those of the --accelerators."""
     length: str = "lognormal(mean=1, cv=0.9)"
     """Law of the seconds that a sample takes."""
     train: str = "constant(0.4)"
-    """Law of the seconds of an update on a batch; with --split those of one accelerator."""
+    """Law of the seconds of an update on a batch; with --split those of the --accelerators."""
     group: int = 8
     """Samples of one prompt."""
     batch: int = 32
@@ -139,6 +140,9 @@ class Config(JobOptions):
     """Accelerators to divide between rollouts and training, in all ways, by time alone; 0: no such
     table.
     """
+    accelerators: tuple[int, int] = (1, 1)
+    """Accelerators for rollouts and for training that the --recording ran on, or that --slots and
+    --train describe; --split starts from these."""
 
     corrections: tuple[str, ...] = ("none", "truncated(2)", "ppo(0.2)", "decoupled(0.2)")
     """Corrections for staleness: none, importance, truncated, cispo, icepop, ppo, decoupled, gspo,
@@ -186,6 +190,12 @@ class Config(JobOptions):
         require_count("split", self.split, 0, 1000)
         if self.target is not None:
             require_number("target", self.target)
+        for count in self.accelerators:
+            require_count("accelerators", count)
+        if self.changed("accelerators") and not self.split:
+            raise InputError(
+                f"accelerators = {self.accelerators}: has no effect without split; give split, too"
+            )
         if self.split == 1:
             raise InputError("split = 1: one accelerator cannot be divided; give 2 or more")
         check_values("queues", self.queues)
@@ -244,7 +254,7 @@ def run(config: Config) -> Result:
     problem = from_file("problem", config.problem, PolicyProblem)
     if isinstance(problem, str):
         problem = called("problem", problem, POLICY_PROBLEMS)
-    record = {**config.options_record("post_training"), "cluster": _about(config, clusters)}
+    record = {**config.options_record(), "cluster": _about(config, clusters)}
     jobs = [
         _queue_job(config, queue, cluster, seed, problem)
         for seed in range(config.seeds)
@@ -272,9 +282,9 @@ def _conclude(
     if (folder / SPLIT).exists():
         divided = finished.table(SPLIT).sort_values("update_time", kind="stable", ignore_index=True)
         tables[SPLIT] = divided
-    ranked = tables.get(REWARDS, tables[QUEUES])
+    rows = tables.get(REWARDS, tables[QUEUES])
     by = "time_to_target" if REWARDS in tables else "update_time"
-    queue = ranked.loc[ranked[by].idxmin(), "queue"]
+    queue = rows.loc[rows[by].idxmin(), "queue"]
     trace = simulate(clusters[queue], config.steps, 0, progress=False)
     present(
         folder,
@@ -398,10 +408,10 @@ def _split_job(config: Config, queue: str, cluster: Cluster, generating: int) ->
 
 def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables:
     assert cluster.rollouts is not None and isinstance(cluster.compute, Law)
-    rollouts = dataclasses.replace(
-        cluster.rollouts, slots=cluster.rollouts.slots * labels["generating"]
-    )
-    compute = scaled(cluster.compute, 1 / labels["training"])
+    generating, training = config.accelerators
+    slots = max(1, round(cluster.rollouts.slots * labels["generating"] / generating))
+    rollouts = dataclasses.replace(cluster.rollouts, slots=slots)
+    compute = scaled(cluster.compute, training / labels["training"])
     trace = simulate(
         dataclasses.replace(cluster, compute=compute, rollouts=rollouts),
         config.steps,
@@ -461,8 +471,8 @@ def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFram
 
 
 def reward_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per queue and correction at its best rate for the final reward; means over the
-    seeds.
+    """Return a row per queue and correction at its best rate for the final reward, the quickest to
+    the target first; means over the seeds.
     """
     keys = ["queue", "correction"]
     best = tuned(summary, keys, Measure("reward", "most"))
@@ -473,7 +483,8 @@ def reward_table(summary: pd.DataFrame) -> pd.DataFrame:
         "target",
         *(f"reward_q{part}" for part in range(1, 5)),
     ]
-    return means(best, [*keys, "learning_rate"], columns, spreads=True)
+    by = [*keys, "learning_rate"]
+    return ranked(grid(best, by, columns, _TIME), best, by, _TIME)
 
 
 def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
@@ -511,7 +522,11 @@ def _parts(
     if config.seeds == 1:
         parts.append("one seed cannot show the noise; give --seeds 3 or more")
     if SPLIT in tables:
-        parts += [f"{config.split} accelerators divided, by time alone; the quickest first"]
+        generating, training = config.accelerators
+        parts += [
+            f"{config.split} accelerators divided, by time alone, from {generating} for rollouts "
+            f"and {training} for training; the quickest first"
+        ]
         own = [
             "queue",
             "generating",
@@ -566,21 +581,25 @@ def answer(tables: dict[str, pd.DataFrame]) -> str:
     text = (
         f"{limits}. Quickest update: {quickest['queue']}, {number_text(quickest['update_time'])} s"
     )
+    if SPLIT in tables:
+        best = tables[SPLIT].iloc[0]
+        text += (
+            f"; best division: {best['generating']} for rollouts and {best['training']} for "
+            f"training with {best['queue']}, {number_text(best['update_time'])} s an update"
+        )
     if REWARDS in tables:
         rewards = tables[REWARDS]
         target = number_text(rewards["target"].iloc[0])
         if rewards["target"].isna().any():
             return f"{text}; every run diverged: give lower rates to --tune."
-        met = rewards[np.isfinite(rewards["time_to_target"])]
-        if met.empty:
+        first = rewards.iloc[0]
+        if not np.isfinite(first["time_to_target"]):
             return f"{text}; no setting rises to a reward of {target} with every seed."
-        first = met.loc[met["time_to_target"].idxmin()]
+        names = [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]
         text += (
-            f"; quickest to a reward of {target}: {first['queue']} with {first['correction']} at a "
-            "rate of "
+            f"; quickest to a reward of {target}: {names[0]} at a rate of "
             f"{first['learning_rate']:g}, after {number_text(first['time_to_target'])} s"
         )
-        close = met[met["time_to_target"] <= 1.05 * first["time_to_target"]]
-        if len(close) > 1:
-            text += f" ({counted(len(close) - 1, 'other')} within 5 %)"
+        goal = f"a reward of {target}"
+        return f"{text}.\n{verdict(rewards, names, _TIME, 'setting', goal)}"
     return f"{text}."

@@ -208,7 +208,7 @@ def run(config: Config) -> Result:
             )
             jobs.append(job)
     processes = (1 + config.extrapolate) * config.workers + 1
-    options = {"study": "real", **config.record(methods, problem)}
+    options = config.record(methods, problem)
     return run_jobs(
         "real", config, options, jobs, _one_by_one(config.address, processes), _conclude
     )
@@ -286,15 +286,7 @@ def _predictions(config: Config, recorded: Recorded, place: Path) -> dict[str, b
 
 def _in_words(tables: Tables) -> str:
     (row,) = tables[results.SUMMARY]
-    measures = {"test_loss": "validation loss", "test_accuracy": "accuracy"}
-    if "test_loss" not in row:  # a problem without validation data
-        measures = {"train_loss": "loss", "train_accuracy": "accuracy"}
-    texts = [f"{label} {row[name]:.3g}" for name, label in measures.items() if name in row]
-    texts.append(f"{row['trace.throughput']:.3g} commits/s")
-    if "holds" in row:
-        verdict = "holds" if row["holds"] else "does not hold"
-        texts.append(f"replay {row['worst']:.1e} away in {row['compared']} commits, {verdict}")
-    return ", ".join(texts)
+    return f"training loss {row['train_loss']:.3g}, {row['trace.throughput']:.3g} commits/s"
 
 
 def observed(trace: Trace) -> tuple[Law, Law]:
@@ -374,7 +366,7 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
         rates = summary["trace.throughput"]
         ends = dict.fromkeys([number_text(rates.min()), number_text(rates.max())])
         verdicts = [f"{' to '.join(ends)} commits/s"]
-    present(folder, {}, *parts, verdict="; ".join(verdicts))
+    present(folder, {}, *parts, verdict=verdicts)
 
 
 def _fairness(shares: pd.DataFrame) -> list[str]:

@@ -17,17 +17,17 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError, require_count, require_nonnegative
-from asyncsim.base.files import read_rows, write_csv, write_json
+from asyncsim.base.files import read_rows
 from asyncsim.base.units import BYTES, RATES, SECONDS, SPEEDS, positive, quantity
 from asyncsim.clusters.collectives import (
     NETWORKS,
@@ -38,10 +38,10 @@ from asyncsim.clusters.collectives import (
     hybrid_bytes,
 )
 from asyncsim.clusters.laws import Gamma
-from asyncsim.pages.page import on_a_page
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, titled
 from asyncsim.study.finished import present
+from asyncsim.study.jobs import folder_of
 from asyncsim.study.sweep import check_values
 from asyncsim.theory import barrier_time
 
@@ -156,11 +156,7 @@ def run(config: Config) -> pd.DataFrame:
     config.check()
     layers = NETWORKS[config.network] if config.layers is None else read_layers(config.layers)
     ways = ("data parallel", "hybrid") if config.bucket is None else ("data parallel",)
-    with results.new_folder(config.out, "scaling") as folder:
-        options = asdict(config) | {"layers": None if config.layers is None else str(config.layers)}
-        del options["out"]
-        command = {results.COMMAND: getattr(config, results.COMMAND, None)}  # on the command line
-        write_json(folder / results.CONFIG, {"study": "scaling", **command, **options})
+    with folder_of("scaling", config) as folder:
         tables = [layer_table(config, layers, nodes, way) for way in ways for nodes in config.nodes]
         summary = pd.DataFrame([_iteration(config, table) for table in tables])
         tables_of_study = {
@@ -170,30 +166,16 @@ def run(config: Config) -> pd.DataFrame:
         if config.is_published:
             tables_of_study |= {PUBLISHED: _published(), IMPLIED: explanations()}
             tables_of_study[FITTED] = nearest_speeds()
-        for name, table in tables_of_study.items():
-            write_csv(folder / name, table)
-        results.write_origin(folder)
-        results.remember(folder)
-        with on_a_page(folder):
-            present(
-                folder,
-                {},
-                *_parts(config, tables[-1], summary),
-                verdict=_verdict(summary),
-            )
-    results.say_written(folder)
+        parts = _parts(config, tables[-1], summary)
+        present(folder, tables_of_study, *parts, verdict=_verdict(summary))
     return summary
 
 
 def _verdict(summary: pd.DataFrame) -> str:
     """Say how much faster the most nodes are, by the way of dividing the work."""
     largest = summary[summary["nodes"] == summary["nodes"].max()]
-    ways = [
-        f"{row.way} {number_text(row.speed_up)} times as fast as one node "
-        f"({row.efficiency:.0%} of linear)"
-        for row in largest.itertuples()
-    ]
-    return f"{counted(int(summary['nodes'].max()), 'node')} are {', '.join(ways)}"
+    ways = [f"{row.way} {number_text(row.speed_up)}" for row in largest.itertuples()]
+    return f"speed-up of {counted(int(summary['nodes'].max()), 'node')}: {', '.join(ways)}"
 
 
 def read_layers(file: Path) -> tuple[Layer, ...]:
@@ -330,17 +312,14 @@ def explanations() -> pd.DataFrame:
             (name, constant, count, count / (1 + constant * growth(count)))
             for count in _IMPLIED_NODES
         ]
-    low, high = 0.001, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high)
-            if barrier_time(Gamma(1.0, middle), fitted) - 1 < overhead
-            else (low, middle)
-        )
+
+    def straggling(cv: float, count: int) -> float:
+        return barrier_time(Gamma(1.0, cv), count)
+
+    constant = brentq(lambda cv: straggling(cv, fitted) - 1 - overhead, 0.001, 1.0)
     stragglers = "slowest at the barrier: gamma of cv c"
     rows += [
-        (stragglers, low, count, count / barrier_time(Gamma(1.0, low), count))
+        (stragglers, constant, count, count / straggling(constant, count))
         for count in _IMPLIED_NODES
     ]
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])

@@ -30,36 +30,34 @@ from asyncsim.study.config import StudyConfig
 from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.traces.trace import Trace
 
+#: Examples of the workers' batches together.
+_BATCH = 256
+
 
 @dataclass(frozen=True)
 class Options(ComparisonConfig):
     """Options of the speedup study."""
 
-    effective_batch: int = 256
-    """Examples of the workers' batches together; --compute is the law of the time for all of
-    them.
-    """
-
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
-        require_count("effective_batch", self.effective_batch)
         if self.batch_size is not None:
             raise InputError(
-                f"batch_size = {self.batch_size}: follows from the effective batch; give "
-                "effective_batch"
+                f"batch_size = {self.batch_size}: follows from the number of workers; leave it out"
             )
         super().check()
 
     def at(self, **values: Any) -> StudyConfig:
-        """Return the options of a cell, whose workers divide the batch."""
+        """Return the options of a cell, whose workers divide the batch; ``compute`` is the law of
+        the time for all of it.
+        """
         options = super().at(**values)
-        if self.effective_batch % require_count("workers", options.workers):
+        if _BATCH % require_count("workers", options.workers):
             raise InputError(
-                f"workers = {options.workers}: cannot divide an effective batch of "
-                f"{self.effective_batch}; give numbers that do, or another effective_batch"
+                f"workers = {options.workers}: cannot divide a batch of {_BATCH}; give numbers "
+                "that do"
             )
         share = scaled(as_law("compute", options.compute), 1 / options.workers)
-        return options.at(batch_size=self.effective_batch // options.workers, compute=str(share))
+        return options.at(batch_size=_BATCH // options.workers, compute=str(share))
 
 
 Config, SCALES = preset(

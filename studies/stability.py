@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.calls import write
-from asyncsim.base.console import counted, note, number_text, tell
+from asyncsim.base.console import counted, note, tell
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
@@ -36,13 +36,10 @@ from asyncsim.study.sweep import ComparisonConfig, preset, sweep
 
 #: Files with the limits, and with the runs behind them.
 TABLES = ("limits.csv", "limit_runs.csv")
-#: Signs for missing values in the printed table, and their explanations.
-_SIGNS = {
-    ">": "> x: stable up to x, the largest value tried",
-    "none": "none: not even the smallest value tried is stable",
-    "failed": "failed: the search ended with an error (see limits.csv)",
-    "-": "-: unknown for that reason",
-}
+#: Columns of the printed table.
+_PRINTED = ("method", "question", "at", "largest_stable", "smallest_unstable")
+_LEGEND = """no smallest unstable value: stable up to the largest value tried
+no largest stable value: unstable at the smallest value tried, or the search failed (limits.csv)"""
 #: Numbers of workers to try, each a fifth or one more than the one before.
 _COUNTS = sorted({max(1, round(100 * 2 ** (-power / 4))) for power in range(28)})
 #: Learning rates to try, relative to the lowest of the study.
@@ -236,43 +233,20 @@ def too_slow(tried: pd.DataFrame) -> list[str]:
 
 
 def limits(table: Results) -> Further:
-    """Print the limits of stability, with a line that explains their signs."""
+    """Print the limits of stability."""
     if not (table.finished.folder / TABLES[0]).exists():
         return {}, []
-    rows = table.finished.table(TABLES[0])
+    # Without any limit, as all searches failed, the columns are absent.
+    rows = table.finished.table(TABLES[0]).reindex(columns=list(_PRINTED))
     if slow := too_slow(table.finished.table(TABLES[1])):
         note(
             f"{', '.join(slow)}: stable, but not with fewer workers or at a lower rate; the limits "
             "assume one change from stable to unstable: if runs are too short to learn, give more "
             "steps"
         )
-    printed = pd.DataFrame([_limit_texts(row) for row in rows.to_dict("records")])
-    cells = [*printed["largest_stable"], *printed["smallest_unstable"]]
-    signs = [
-        meaning for sign, meaning in _SIGNS.items() if any(text.startswith(sign) for text in cells)
-    ]
-    of_workers = printed[printed["question"] == "workers"]
-    first = of_workers[of_workers["at"] == of_workers["at"].iloc[0]]
-    ends = ", ".join(first["method"] + " " + first["largest_stable"])
-    answer = f"most stable workers at rate {first['at'].iloc[0]}: {ends}"
-    return {}, ["limits of stability", titled(printed), "; ".join(signs), answer]
-
-
-def _limit_texts(row: Mapping[Any, Any]) -> dict[str, str]:
-    """Format a row of ``limits.csv``, with distinct signs for the kinds of missing values."""
-
-    def text(value: Any) -> str:
-        return f"{value:,.0f}" if row["question"] == "workers" else number_text(value)
-
-    largest, smallest = row.get("largest_stable"), row.get("smallest_unstable")
-    if pd.isna(largest):
-        ends = "none" if pd.isna(row.get("error")) else "failed", "-"
-    else:
-        ends = text(largest), f"> {text(largest)}" if pd.isna(smallest) else text(smallest)
-    question = row["question"].replace("_", " ")
-    at = f"{row['at']:,.0f}" if row["question"] == "learning_rate" else f"{row['at']:g}"
-    names = ("method", "question", "at", "largest_stable", "smallest_unstable")
-    return dict(zip(names, (row["method"], question, at, *ends), strict=True))
+    for name in _PRINTED[2:]:  # rates and numbers of workers
+        rows[name] = ["-" if np.isnan(value) else f"{value:.3g}" for value in rows[name]]
+    return {}, ["limits of stability", titled(rows, _PRINTED), _LEGEND]
 
 
 def first_and_last(run: Run, commits: int) -> tuple[float, float]:

@@ -9,7 +9,7 @@ figure.
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,16 +20,14 @@ import numpy as np
 import pandas as pd
 from jax.flatten_util import ravel_pytree
 
-from asyncsim.base.calls import split
 from asyncsim.base.console import number_text, tell
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
-from asyncsim.base.files import write_csv, write_json
+from asyncsim.base.files import write_csv
 from asyncsim.base.streams import Streams
 from asyncsim.base.tracing import whole_products
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Gamma
 from asyncsim.methods import METHODS, Method, Visit
-from asyncsim.pages.page import on_a_page
 from asyncsim.problems import Problem, digits, quadratic
 from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.replays.replay import Replay
@@ -38,6 +36,7 @@ from asyncsim.study import results
 from asyncsim.study.cell import meet
 from asyncsim.study.columns import titled
 from asyncsim.study.finished import present
+from asyncsim.study.jobs import folder_of
 from asyncsim.study.sweep import check_values
 
 TASKS = ("trace", "quadratic", "digits", "cnn")
@@ -60,7 +59,7 @@ class Config:
 
     tasks: tuple[str, ...] = TASKS
     """What to measure: trace (simulation alone), or replays of quadratic (16 parameters), digits
-    (17,226) or cnn (the GEM paper's network, 163,790); separated by spaces or commas."""
+    (17,226) or cnn (the GEM paper's network, 163,790)."""
     workers: tuple[int, ...] = (10, 100)
     """Workers of the clusters, one case each."""
     methods: tuple[str, ...] = ("downpour", "gem")
@@ -74,6 +73,33 @@ class Config:
     """Folder for the results, new or empty. By default results/throughput, then
     results/throughput-2, ...
     """
+
+    def check(self) -> None:
+        """Check the options."""
+        for name, remedy in (
+            ("tasks", f"choose from {', '.join(TASKS)}"),
+            ("methods", "choose from downpour, gem, all"),
+            ("workers", "give at least one number"),
+        ):
+            check_values(name, getattr(self, name), remedy)
+        for task in self.tasks:
+            require_choice("tasks", task, TASKS)
+        for count in self.workers:
+            require_count("workers", count)
+        require_count("repeats", self.repeats)
+        require_positive("seconds", self.seconds, "s")
+
+    @property
+    def replayed(self) -> list[str]:
+        """The methods to replay."""
+        several = [
+            name
+            for name, method in ((name, make()) for name, make in METHODS.items())
+            if method.timing.workers is None and not method.gossips
+        ]
+        if self.methods == ("all",):
+            return several
+        return [require_choice("methods", name, several) for name in self.methods]
 
 
 class Case(NamedTuple):
@@ -97,61 +123,28 @@ class Contender(NamedTuple):
 
 def run(config: Config) -> pd.DataFrame:
     """Run the study; return its summary, a row per case and contender (see `measure`)."""
-    tasks, workers, methods = _check(config)
-    with results.new_folder(config.out, "throughput") as folder:
-        options = {**asdict(config), "tasks": tasks, "workers": workers, "methods": methods}
-        options.pop("out")
-        command = {results.COMMAND: getattr(config, results.COMMAND, None)}  # on the command line
-        write_json(folder / results.CONFIG, {"study": "throughput", **command, **options})
+    config.check()
+    cases = _cases(config, config.replayed)
+    with folder_of("throughput", config) as folder:
         parts: list[pd.DataFrame] = []
         # Written after each case, so that Ctrl-C keeps the finished ones.
-        for case, contenders in _cases(tasks, workers, methods, config.seconds):
+        for case, contenders in cases:
             parts.append(measure(case, contenders, config.repeats))
             summary = pd.concat(parts, ignore_index=True)
             write_csv(folder / results.SUMMARY, summary)
-
-        results.write_origin(folder)
-        results.remember(folder)
-        with on_a_page(folder):
-            columns = [name for name in summary if name != "amount"]
-            text = (
-                "ratio: rate of the first contender over this one's, in the same turn; medians, "
-                "minimum and maximum"
-            )
-            present(folder, {}, text, titled(summary, columns), verdict=verdict(summary))
-    results.say_written(folder)
+        columns = [name for name in summary if name != "amount"]
+        text = (
+            "ratio: rate of the first contender over this one's, in the same turn; medians, "
+            "minimum and maximum"
+        )
+        present(folder, {}, text, titled(summary, columns), verdict=verdicts(summary))
     return summary
 
 
-def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
-    """Check the options; return tasks, numbers of workers and methods."""
-    tasks = [require_choice("tasks", task, TASKS) for task in split(config.tasks)]
-    several = [
-        name
-        for name, method in ((name, make()) for name, make in METHODS.items())
-        if method.timing.workers is None and not method.gossips
-    ]
-    methods = split(config.methods)
-    methods = (
-        several
-        if methods == ["all"]
-        else [require_choice("methods", name, several) for name in methods]
-    )
-    workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)
-    workers = [require_count("workers", count) for count in workers]
-    check_values("tasks", tasks, f"choose from {', '.join(TASKS)}")
-    check_values("methods", methods, "choose from downpour, gem, all")
-    check_values("workers", workers, "give at least one number")
-    require_count("repeats", config.repeats)
-    require_positive("seconds", config.seconds, "s")
-    return tasks, workers, methods
-
-
-def _cases(
-    tasks: list[str], workers: list[int], methods: list[str], seconds: float
-) -> Iterator[tuple[Case, list[Contender]]]:
+def _cases(config: Config, methods: list[str]) -> Iterator[tuple[Case, list[Contender]]]:
     """Yield each case with its contenders."""
-    for task in tasks:
+    workers, seconds = config.workers, config.seconds
+    for task in config.tasks:
         if task == "trace":
             for count in workers:
                 cluster = Cluster(count, Gamma(1.0, 0.2), Constant(0.5 / count))
@@ -385,11 +378,11 @@ def timed(run: Callable[..., Any], *arguments: Any) -> float:
     return time.perf_counter() - started
 
 
-def verdict(summary: pd.DataFrame) -> str:
-    """Summarize in one line the rates of simulation and the ratios of replay, from minimum to
-    maximum over the cases.
+def verdicts(summary: pd.DataFrame) -> list[str]:
+    """Summarize the rates of simulation and the ratios of replay, from minimum to maximum over the
+    cases.
     """
-    clauses = []
+    lines = []
     for name, column, words in (
         ("usual loop", "ratio", "replay {} times as fast as the usual loop"),
         ("gradients alone", "ratio", "replay at {} of the rate of its gradients alone"),
@@ -398,5 +391,5 @@ def verdict(summary: pd.DataFrame) -> str:
         values = summary.loc[summary["contender"] == name, column]
         if len(values):
             low, high = number_text(values.min()), number_text(values.max())
-            clauses.append(words.format(low if low == high else f"{low} to {high}"))
-    return "; ".join(clauses)
+            lines.append(words.format(low if low == high else f"{low} to {high}"))
+    return lines

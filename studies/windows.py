@@ -21,8 +21,9 @@ million parameters: a day on two cores, an accelerator's work. The times of a lo
 and of a visit (0.2 s) are fitted to the printed training times of the thesis; see docs/papers.md.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +36,11 @@ from asyncsim.base.errors import InputError
 from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import start
-from asyncsim.study.cell import Cell
+from asyncsim.study.cell import Cell, CellRun
 from asyncsim.study.columns import as_column, titled
 from asyncsim.study.comparison import Comparison, Further, Results
-from asyncsim.study.ranking import Measure
+from asyncsim.study.finished import Finished
+from asyncsim.study.ranking import Measure, means
 from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
@@ -48,6 +50,13 @@ TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
 _PRINTED = ("train_accuracy", "test_accuracy")
 #: Recorded cosines, see `asyncsim.recorders.directions`.
 COSINES = ("gradient_cosine", "previous_cosine", "target_cosine")
+#: The columns of a step in a run's commits.
+_STEPS = ("update_norm", *COSINES)
+#: Further columns of grid.csv by those of the summary.
+_OF_GRID = {name: name for name in (*_STEPS, "straightness")} | {
+    "simulated_seconds": "seconds",
+    "trace.staleness_mean": "staleness_mean",
+}
 #: Columns of efficiency.csv.
 _EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
 
@@ -124,15 +133,16 @@ def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
     return _area(a, end) / denominator if denominator else math.nan
 
 
-def straightness(problem: Problem, run: Run) -> float:
-    """Return the distance from the start to the end of a run over the length of its path.
-
-    The path is that of the central variable, commit by commit: 1 is a straight line.
+def path(job: CellRun, run: Run, trace: Trace) -> dict[str, float]:
+    """Return the means over the commits of the length of a step and of its cosines, and the
+    straightness of the path: the distance from its start to its end over its length.
     """
-    begin, _ = start(problem, run.config["seed"], jnp.dtype(run.config["precision"]), 1)
+    steps = run.commits[[name for name in _STEPS if name in run.commits]]
+    begin, _ = start(job.cell.problem, job.seed, jnp.dtype(run.config["precision"]), 1)
     moves = jax.tree.map(lambda a, b: np.sum((a - np.asarray(b)) ** 2), run.params, begin.params)
     distance = math.sqrt(sum(map(float, jax.tree.leaves(moves))))
-    return distance / run.commits["update_norm"].sum()
+    straightness = distance / run.commits["update_norm"].sum()
+    return {**steps.replace(np.inf, np.nan).mean(), "straightness": straightness}
 
 
 def _area(run: pd.DataFrame, end: float) -> float:
@@ -146,14 +156,10 @@ def by_window(table: Results) -> Further:
     """Tabulate the final results, the temporal efficiencies and the staleness; print the first two
     by workers and window.
     """
-    finished, problem = table.finished, table.cells[0].problem
-    summary = finished.summary
-    runs = {name: finished.run(name) for name in summary["run_folder"]}
-    evaluations = {name: run.evaluations for name, run in runs.items()}
-    counts = {name: _counts(finished.trace(name)) for name in summary["trace_file"].unique()}
-    grid = pd.DataFrame(_grid(problem, summary, runs, counts))
-    # The columns are explicit, because a single method has no pairs.
-    efficiency = pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY)
+    summary = table.finished.summary
+    grid = means(summary, ["workers", "window", "method"], [*_PRINTED, *_OF_GRID])
+    grid = grid.rename(columns=_OF_GRID)
+    efficiency = pd.DataFrame(_efficiencies(table.finished), columns=_EFFICIENCY)
     parts: list[str | pd.DataFrame] = []
     for column in (name for name in _PRINTED if name in grid):
         parts += [
@@ -164,7 +170,7 @@ def by_window(table: Results) -> Further:
         pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
         text = "temporal efficiency, by workers and window"
         parts += [text, _by_window(pairs, "pair", "efficiency")]
-    tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
+    tables = grid, efficiency, pd.DataFrame(_staleness(table.finished))
     return dict(zip(TABLES, tables, strict=True)), parts
 
 
@@ -173,84 +179,39 @@ def _by_window(table: pd.DataFrame, label: str, column: str) -> pd.DataFrame:
     return titled(wide.rename(columns=str).reset_index(), digits=4)
 
 
-def _grid(
-    problem: Problem,
-    summary: pd.DataFrame,
-    runs: Mapping[str, Run],
-    counts: Mapping[str, np.ndarray],
-) -> Iterator[dict[str, Any]]:
-    """Yield the final results of each method on each cluster, means over its seeds."""
-    for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
-        names = rows["run_folder"]
-        ends = [runs[name].evaluations.iloc[-1] for name in names]
-        commits = pd.concat([runs[name].commits for name in names])
-        steps = commits[["update_norm", *(name for name in COSINES if name in commits)]]
-        accuracy = {
-            name: float(np.mean([end[name] for end in ends]))
-            for name in _PRINTED
-            if name in ends[0]
-        }
-        yield {
-            "workers": n,
-            "window": window,
-            "method": method,
-            "seeds": len(rows),
-            "diverged": int((rows["status"] == "diverged").sum()),
-            **accuracy,
-            **steps.replace(np.inf, np.nan).mean(),
-            "straightness": np.mean([straightness(problem, runs[name]) for name in names]),
-            "seconds": rows["simulated_seconds"].mean(),
-            "staleness_mean": rows["trace.staleness_mean"].mean(),
-            "staleness_mode": int(np.argmax(_pooled(counts, rows["trace_file"]))),
-        }
-
-
-def _efficiencies(
-    summary: pd.DataFrame, evaluations: Mapping[str, pd.DataFrame]
-) -> Iterator[dict[str, Any]]:
+def _efficiencies(finished: Finished) -> Iterator[tuple[Any, ...]]:
     """Yield the temporal efficiency of each method over every later one, means over the seeds."""
+    summary = finished.summary
+    evaluations = {name: finished.run(name).evaluations for name in summary["run_folder"]}
     methods = list(dict.fromkeys(summary["method"]))
     for (n, window), rows in summary.groupby(["workers", "window"], sort=False):
-        runs = {
-            (row.method, row.seed): evaluations[row.run_folder]
-            for row in rows[["method", "seed", "run_folder"]].itertuples()
-        }
-        for place, a in enumerate(methods):
-            for b in methods[place + 1 :]:
-                seeds = [seed for method, seed in runs if method == a and (b, seed) in runs]
-                efficiencies = [temporal_efficiency(runs[a, seed], runs[b, seed]) for seed in seeds]
-                values = [value for value in efficiencies if not math.isnan(value)]
-                if values:
-                    yield dict(
-                        zip(
-                            _EFFICIENCY,
-                            (n, window, a, b, len(values), np.mean(values)),
-                            strict=True,
-                        )
-                    )
+        runs = rows.pivot(index="seed", columns="method", values="run_folder")
+        for a, b in itertools.combinations([name for name in methods if name in runs], 2):
+            pairs = runs[[a, b]].dropna().itertuples(index=False)
+            values = pd.Series(
+                [temporal_efficiency(evaluations[x], evaluations[y]) for x, y in pairs], dtype=float
+            )
+            if values.count():
+                yield n, window, a, b, values.count(), values.mean()
 
 
-def _staleness(summary: pd.DataFrame, counts: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Yield the distribution of the staleness on each cluster, over its seeds."""
-    shared = summary[~summary["own_trace"]]
+def _staleness(finished: Finished) -> Iterator[dict[str, Any]]:
+    """Yield the distribution of the staleness on each cluster, over its seeds, after the warm-up
+    of each trace.
+    """
+    shared = finished.summary[~finished.summary["own_trace"]]
     for (n, window), rows in shared.groupby(["workers", "window"], sort=False):
-        pooled = _pooled(counts, rows["trace_file"].unique())
-        for staleness, share in enumerate(pooled / pooled.sum()):
+        traces = [finished.trace(name) for name in rows["trace_file"].unique()]
+        late = [trace.accepted.frame["staleness"][warm_up_of(trace, None) :] for trace in traces]
+        counts = np.bincount(np.concatenate(late))
+        for staleness, share in enumerate(counts / counts.sum()):
             yield {"workers": n, "window": window, "staleness": staleness, "share": share}
 
 
-def _counts(trace: Trace) -> np.ndarray:
-    """Count the commits by staleness, after the warm-up of the trace."""
-    return np.bincount(trace.accepted.frame["staleness"].to_numpy()[warm_up_of(trace, None) :])
-
-
-def _pooled(counts: Mapping[str, np.ndarray], traces: Iterable[str]) -> np.ndarray:
-    """Sum the counts by staleness over several traces."""
-    histograms = [counts[name] for name in traces]
-    longest = max(map(len, histograms))
-    return np.sum(
-        [np.pad(histogram, (0, longest - len(histogram))) for histogram in histograms], axis=0
-    )
-
-
-run = Comparison("windows", compared=("method", "window"), measure=accuracy, further=by_window).run
+run = Comparison(
+    "windows",
+    compared=("method", "window"),
+    measure=accuracy,
+    of_run=path,
+    further=by_window,
+).run

@@ -86,26 +86,10 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
 
 
-def one_byte(figure, file, **_):
-    file.write(b"x") if hasattr(file, "write") else Path(file).write_bytes(b"x")
-
-
 @pytest.fixture
 def quick_figures(monkeypatch):
-    """Let the files of figures be of one byte, where it is not what they show that matters."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", one_byte)
-
-
-@pytest.fixture
-def unrendered_figures(monkeypatch):
-    """Lay each figure out once, without rendering it: its files have one byte."""
-
-    def write(figure, file, *, format=None, **_):
-        if format == "png":
-            figure.draw_without_rendering()
-        one_byte(figure, file)
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", write)
+    """Lay figures out without rendering them: their files have one byte."""
+    monkeypatch.setattr("asyncsim.drawing.look._rendered", lambda figure, kind: b"x")
 
 
 @pytest.fixture

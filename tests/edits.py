@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from asyncsim import Trace
+from asyncsim.traces.bookkeeping import messages_to_server
 from asyncsim.traces.columns import table_of
-from asyncsim.traces.tables import messages_to_server
 
 
 def with_columns(trace: Trace, **columns) -> Trace:

@@ -166,9 +166,7 @@ class EventLoop:
                 local_steps=np.int32(row.local_steps),
                 completes=np.bool_(completes),
                 workers=np.int32(self.trace.workers),
-                key=jax.random.fold_in(jax.random.fold_in(self.method_key, row.worker), own)
-                if self.method.needs_key
-                else (),
+                key=self._key(row.worker, own),
             )
             visit = visit._replace(delays=self._delays(row))
             if self.trace.has_failures:

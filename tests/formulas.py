@@ -138,32 +138,53 @@ def by_rank(strength):
     return rule
 
 
-def softsync(weight):
+def collecting(value, complete):
+    """A rule that collects a value of each message, and moves the central variable once a version
+    completes: ``complete(server, x, values)``.
+    """
+
     def rule(w, server, x, visit):
-        server.buffer = [
-            *getattr(server, "buffer", []),
-            RATE * weight(visit.tau) * gradient(w.read),
-        ]
+        server.buffer = [*getattr(server, "buffer", []), value(w, visit)]
         if visit.completes:
-            x = x - sum(server.buffer) / len(server.buffer)
-            server.buffer = []
+            x, server.buffer = complete(server, x, server.buffer), []
         return x
 
     return rule
+
+
+def softsync(weight):
+    return collecting(
+        lambda w, visit: weight(visit.tau) * gradient(w.read),
+        lambda server, x, rows: x - RATE * np.mean(rows, 0),
+    )
 
 
 def median_of_version():
-    def rule(w, server, x, visit):
-        server.buffer = [*getattr(server, "buffer", []), gradient(w.read)]
-        if visit.completes:
-            x = x - RATE * np.median(server.buffer, axis=0)
-            server.buffer = []
-        return x
-
-    return rule
+    return collecting(
+        lambda w, visit: gradient(w.read), lambda server, x, rows: x - RATE * np.median(rows, 0)
+    )
 
 
 # Elastic averaging
+
+
+def heavy_ball(w, server, x, visit):
+    w.v = MU * w.v + sum(visit.steps(w.read))
+    return x + w.v
+
+
+def gem(size):
+    """Each update scaled so that the workers' common energy is the proxy's; ``size`` of an update,
+    which is never zero.
+    """
+
+    def rule(w, server, x, visit):
+        (u,) = visit.steps(w.read)
+        w.v = MU * w.v + u
+        d, w.pulled = x - getattr(w, "pulled", START), x
+        return x + np.clip((np.abs(w.v) - np.abs(d)) / size(u), 0, 5) * u
+
+    return rule
 
 
 def aeasgd_moved(alpha):
@@ -212,18 +233,13 @@ def eamsgd(alpha):
 def easgd(beta):
     """A round of all workers, both lines with the old values."""
 
-    def rule(w, server, x, visit):
-        server.came = [*getattr(server, "came", []), visit.worker]
-        if visit.completes:
-            assert sorted(server.came) == list(range(visit.n))
-            old = [one.x for one in server.workers]
-            for one in server.workers:
-                one.x = one.x + sum(visit.steps(one.x)) - beta / visit.n * (one.x - x)
-            x = (1 - beta) * x + beta * np.mean(old, 0)
-            server.came = []
-        return x
+    def meet(server, x, pairs):
+        old = [w.x for w, _ in pairs]
+        for w, visit in pairs:
+            w.x = w.x + sum(visit.steps(w.x)) - beta / visit.n * (w.x - x)
+        return (1 - beta) * x + beta * np.mean(old, 0)
 
-    return rule
+    return collecting(lambda *pair: pair, meet)
 
 
 # Compensation and gap
@@ -378,28 +394,23 @@ def decoupled_diloco(count, overlap, blend, rate, mu, sizes=None, radial=True):
 
 def mindflayer(probability, trials, mean=False):
     """``probability`` and ``trials`` of each worker."""
+    pairs = list(zip(probability, trials, strict=True))
 
-    def rule(w, server, x, visit):
-        server.sent = [*getattr(server, "sent", []), *visit.steps(w.read)]
-        if not visit.completes:
-            return x
-        total, count = sum(server.sent), len(server.sent)
-        server.sent = []
+    def apply(server, x, rows):
+        steps = [step for row in rows for step in row]
         if mean:
-            nobody = np.prod([(1 - p) ** b for p, b in zip(probability, trials, strict=True)])
-            return x + total / count / (1 - nobody)
-        return x + total / sum(p * b for p, b in zip(probability, trials, strict=True))
+            nobody = np.prod([(1 - p) ** b for p, b in pairs])
+            return x + np.mean(steps, 0) / (1 - nobody)
+        return x + sum(steps) / sum(p * b for p, b in pairs)
 
-    return rule
+    return collecting(lambda w, visit: visit.steps(w.read), apply)
 
 
-def averaging(w, server, x, visit):
-    server.ends = [*getattr(server, "ends", []), w.read + sum(visit.steps(w.read))]
-    if visit.completes:
-        assert len(server.ends) == visit.n
-        x = np.mean(server.ends, 0)
-        server.ends = []
-    return x
+def end_of(w, visit):
+    return w.read + sum(visit.steps(w.read))
+
+
+averaging = collecting(end_of, lambda server, x, ends: np.mean(ends, 0))
 
 
 def fedasync(mixing, factor, rho=0.0):
@@ -414,15 +425,10 @@ def fedasync(mixing, factor, rho=0.0):
 
 
 def fedbuff(rate, factor):
-    def rule(w, server, x, visit):
-        delta = w.read - (w.read + sum(visit.steps(w.read)))  # start less end
-        server.buffer = [*getattr(server, "buffer", []), factor(visit) * delta]
-        if visit.completes:
-            x = x - rate * sum(server.buffer) / len(server.buffer)
-            server.buffer = []
-        return x
-
-    return rule
+    return collecting(
+        lambda w, visit: factor(visit) * (w.read - end_of(w, visit)),
+        lambda server, x, deltas: x - rate * np.mean(deltas, 0),
+    )
 
 
 def outer_nesterov(rate, momentum, factor):
@@ -437,16 +443,12 @@ def outer_nesterov(rate, momentum, factor):
 def diloco(rate, momentum, nesterov):
     """A round of all workers; exogym's Nesterov, or heavy ball as in gensyn's program."""
 
-    def rule(w, server, x, visit):
-        server.ends = [*getattr(server, "ends", []), w.read + sum(visit.steps(w.read))]
-        if visit.completes:
-            delta = w.read - np.mean(server.ends, 0)
-            server.m = momentum * getattr(server, "m", 0) + delta
-            x = x - rate * (delta + momentum * server.m if nesterov else server.m)
-            server.ends = []
-        return x
+    def step(server, x, ends):
+        delta = x - np.mean(ends, 0)
+        server.m = momentum * getattr(server, "m", 0) + delta
+        return x - rate * (delta + momentum * server.m if nesterov else server.m)
 
-    return rule
+    return collecting(end_of, step)
 
 
 def delayed_nesterov(rate, momentum, period, c, factor):
@@ -517,20 +519,14 @@ def lsgd(window, pull, groups=1, global_pull=0.0, global_every=1, step_pull=0.0)
 def lgd(window, pull):
     """A round of all workers: the leader is the best of the old replicas."""
 
-    def rule(w, server, x, visit):
-        server.came = [*getattr(server, "came", []), visit]
-        if visit.completes:
-            old = [one.x for one in server.workers]
-            ends, losses = zip(
-                *(walk(one, old[one.worker], window) for one in server.came), strict=True
-            )
-            x = old[server.came[int(np.argmin(losses))].worker]
-            for one, end in zip(server.came, ends, strict=True):
-                server.workers[one.worker].x = end - pull * (old[one.worker] - x)
-            server.came = []
-        return x
+    def follow(server, x, pairs):
+        walks = [walk(visit, w.x, window) for w, visit in pairs]
+        leader = pairs[int(np.argmin([loss for _, loss in walks]))][0].x
+        for (w, _), (end, _) in zip(pairs, walks, strict=True):
+            w.x = end - pull * (w.x - leader)
+        return leader
 
-    return rule
+    return collecting(lambda *pair: pair, follow)
 
 
 # Ringleader, with its tables in full
@@ -794,3 +790,24 @@ def elastic_synchronous(n, step, alpha):
     round_map[:n, n] = round_map[n, :n] = alpha
     round_map[n, n] = 1 - n * alpha
     return round_map
+
+
+def leader_step_bound(gap, leader_gap, rate, pull, convexity, smoothness, noise):
+    """Teng et al. 2019, arXiv 1905.10395, as the authors' poster quotes it: the mean loss above the
+    minimum after a step of leader SGD, for small rates; gaps are losses above the minimum.
+    """
+    decrease = convexity * rate * gap + pull * (gap - leader_gap)
+    return gap - decrease + rate**2 * smoothness * noise**2 / 2
+
+
+def mixed_group_gradient(members, share, gradient, covariance, reward_gap, old_score, exact):
+    """The mean uncorrected gradient of a group of ``S`` members, each old with probability ``f``::
+
+        (S - 1) / S ((1 - f) grad J + f cov + f (1 - f) (J_old - J) E_old[score])
+
+    The baseline is the mean reward of the group. With ``exact`` the group has exactly a share ``f``
+    of old members, and the last term has no factor ``(S - 1) / S``.
+    """
+    factor = (members - 1) / members
+    drift = share * (1 - share) * reward_gap * old_score
+    return factor * ((1 - share) * gradient + share * covariance) + (1 if exact else factor) * drift

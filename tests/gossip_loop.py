@@ -36,19 +36,20 @@ class Loop:
     """
 
     def __init__(
-        self, trace, method, curvature, start, rate, attack=None, targets=None, radius=None
+        self, trace, method, curvature, start, rate, targets, attack=None, radius=None, momentum=0
     ):
         n = trace.workers
         self.trace, self.frame, self.kind = trace, trace.frame, method.name.replace("osgp", "sgp")
         self.curvature, self.rate, self.radius = curvature, rate, radius
+        self.momentum = momentum  # of the local steps
         byzantine, self.change, self.form = ATTACKS[attack]
         self.honest = ~np.isin(np.arange(n), byzantine)
-        self.targets = np.zeros(n) if targets is None else targets.astype(float)
+        self.targets = targets.astype(float)
         if attack == LABELS:
             self.targets[byzantine] = self.targets.max() - self.targets[byzantine]
         self.x = np.array(np.broadcast_to(start, (n, len(curvature))), float)
         self.start, self.points, self.w = self.x.copy(), self.x.copy(), np.ones(n)
-        self.y, self.g, self.m = 0 * self.x, 0 * self.x, 0 * self.x
+        self.y, self.g, self.m, self.v = (0 * self.x for _ in range(4))
         # Of each worker the share of its initial replica or copy, and the row of its last message.
         self.living, self.copied, self.last = np.ones(n, bool), np.ones(n), np.full(n, -1)
         self.sent, self.left = {}, {}  # of each row
@@ -75,8 +76,14 @@ class Loop:
     def meets(self):
         return self.kind in ("adpsgd", "momentum_too")
 
-    def gradient(self, worker, at):
-        return self.curvature * (at - self.targets[worker])
+    def descend(self, worker):
+        """Return the sum of a worker's local steps from its point."""
+        at = self.points[worker]
+        for _ in range(self.trace.window):
+            gradient = self.curvature * (at - self.targets[worker])
+            self.v[worker] = self.momentum * self.v[worker] + gradient
+            at = at - self.rate * self.v[worker]
+        return at - self.points[worker]
 
     # Failures
 
@@ -108,7 +115,7 @@ class Loop:
     # Meetings
 
     def meeting(self, row):
-        i, step = row.worker, -self.rate * self.gradient(row.worker, self.points[row.worker])
+        i, step = row.worker, self.descend(row.worker)
         has_momentum = self.kind == "momentum_too"
         for states in [self.x, self.m][: 1 + has_momentum] if row.partner >= 0 else ():
             assert self.living[row.partner]
@@ -130,9 +137,9 @@ class Loop:
         tracked = self.mix(row, self.y, 2) if self.kind == "tracking" else None
         beside = self.kind in ("dpsgd", "robust_gossip")
         self.points[i] = self.x[i] if beside else mixed / weight
-        step, self.w[i] = -self.rate * self.gradient(i, self.points[i]), weight
+        step, self.w[i] = self.descend(i), weight
         if self.kind == "tracking":
-            gradient = self.gradient(i, self.points[i])
+            gradient = -step / self.rate
             self.y[i], self.g[i] = tracked + gradient - self.g[i], gradient
             step = -self.rate * self.y[i]
         elif self.kind == "heavy_ball":

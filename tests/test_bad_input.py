@@ -67,10 +67,9 @@ stability --workers 0 | workers = 0: must be at least 1
 stability --learning-rate 0.1 0 | learning_rate = 0.0: must be above zero
 stability --learning-rate 0.1 0.1 | learning_rate = 0.1, 0.1: one comes twice
 kappa --methods gem(kappa=[1,-1]) | kappa = -1: must be zero or above
-speedup --workers 3 | workers = 3: cannot divide an effective batch of 256; give numbers that do
+speedup --workers 3 | workers = 3: cannot divide a batch of 256; give numbers that do
 speedup --time-budget 0 | time_budget = 0.0: must be above zero
-speedup --effective-batch 0 | effective_batch = 0: must be at least 1
-speedup --batch-size 8 | batch_size = 8: follows from the effective batch; give effective_batch
+speedup --batch-size 8 | batch_size = 8: follows from the number of workers; leave it out
 speedup --workers 2 --compute [1]*2 | compute = '[1]*2': must be one law, not a list of 2
 speedup --steps -1 | steps = -1: must be at least 1
 speedup --methods sgd --workers 2 4 | methods = sgd: none can be run here
@@ -88,7 +87,7 @@ momentum --seeds 2 | seeds = 2: must be at least 3
 momentum --step 2 | step = 2.0: must be below the fewest workers, 2
 momentum --problem mnist | problem = 'mnist'
 momentum --protocol write_then_read | protocol = 'write_then_read'
-momentum --policy buffered(2) | policy = buffered(2)
+momentum --policy buffered(2) | policy = 'buffered(2)'
 momentum --learning-rate 0.7 | learning_rate = 0.7: follows from step
 momentum --optimizer adam --window 2 | optimizer = 'adam': with a window above one
 momentum --methods aeasgd | workers of 'aeasgd' do not read every version of the central variable
@@ -178,9 +177,9 @@ delays optimizers --methods gem | methods =
 delays optimizers --optimizers adam | optimizers = 'adam': unknown; did you mean 'adamw_95'? choose
 delays optimizers --delays 1 2 | losses are relative to a delay of 0
 delays optimizers --stages 9 | stages = 9
-delays optimizers --stages -1 | stages = -1
+delays optimizers --stages 0 | stages = 0
 delays optimizers --gradients 0 | gradients = 0
-delays optimizers --problem quadratic --stages 0 | muon
+delays optimizers --problem quadratic --sources fixed | muon
 staleness --workers 8 --methods robust(rule=krum(f=3)) | the largest for 8 messages is f = 2
 staleness --workers 8 --attack zero(workers=9) | worker 8 is outside the cluster
 staleness --workers 8 --attack gem | attack = 'gem': unknown; choose
@@ -232,11 +231,9 @@ staleness --cpus-per-run 2 | cpus_per_run = 2: is an option of --executor ray; a
 staleness --accelerators-per-run 1 | accelerators_per_run = 1.0: is an option of --executor ray; add that
 staleness --cpus-per-run 0 | cpus_per_run = 0: must be at least 1
 staleness --executor ray --accelerators-per-run 1.5 | accelerators_per_run = 1.5: above one it must be a whole
-staleness --executor ray --device gpu | device = 'gpu': runs that Ray spreads have only the accelerators they
-staleness --executor ray --device cpu --accelerators-per-run 1 | accelerators_per_run = 1: would lie idle
 throughput --tasks=mnist | tasks = 'mnist': unknown;
 throughput --tasks | tasks: none given; choose from trace, quadratic, digits, cnn
-throughput --tasks=trace,trace | tasks = trace, trace: one comes twice; give each once
+throughput --tasks trace trace | tasks = trace, trace: one comes twice; give each once
 throughput --methods=sgd | methods = 'sgd': unknown;
 throughput --methods | methods: none given; choose from downpour, gem, all
 throughput --workers 0 | workers = 0: must be at least 1

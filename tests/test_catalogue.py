@@ -81,6 +81,13 @@ def lock_free(workers, window=1):
 
 
 @functools.cache
+def reading(workers, window=1):
+    """Visits that read before they write."""
+    cluster = Cluster(workers, Gamma(1.0, 0.4), service=0.05, protocol="read_then_write")
+    return simulate(cluster, COMMITS)
+
+
+@functools.cache
 def in_buckets(workers, window=1):
     """A version once each of five buckets, or of as many as there are workers, has a message."""
     cluster = Cluster(
@@ -114,6 +121,7 @@ TIMINGS = {
     "asynchronous": asynchronous,
     "buffered": buffered,
     "rounds": rounds,
+    "reading": reading,
     "lock_free": lock_free,
     "dynamic": dynamic,
 }
@@ -219,6 +227,11 @@ RULES = {
     "eamsgd": case(formulas.eamsgd(shared(0.9)), 3),
     "easgd": case(formulas.easgd(0.9), timing="rounds"),
     "easgd, window": case(formulas.easgd(0.5), 3, "rounds", beta=0.5),
+    "gem": case(formulas.gem(lambda u: np.abs(u + 1e-12))),
+    "gem, paper": case(
+        formulas.gem(lambda u: np.abs(u) + 1e-16), timing="reading", variant="paper"
+    ),
+    "sgd": case(formulas.heavy_ball),
     "lsgd, one leader": case(formulas.lsgd(3, 0.3), 3, pull=0.3, optimizer=DIVERSE),
     "lsgd": case(
         formulas.lsgd(2, 0.2, 3, 0.4, 3),
@@ -376,7 +389,7 @@ def quadratic(name=""):
 #: Commits of a case whose path amplifies round-off: tenfold every 20 commits here, because small
 #: singular values are multiplied by a thousand. With seven workers weight prediction diverges
 #: later.
-COMMITS_OF = {"weight_prediction": 50, "ringmaster_lmo": 100}
+COMMITS_OF = {"weight_prediction": 50, "ringmaster_lmo": 100, "gem": 100, "gem, paper": 50}
 
 
 def path_deviation(method, rule, trace, problem=None, commits=COMMITS):
@@ -413,6 +426,8 @@ def combinations():
     default = {"aeasgd", "agn", "dana_zero", "dc_asgd", "fedasync, proximal"}
     default |= {
         "fedbuff",
+        "gem",
+        "gem, paper",
         "hogwild",
         "lsgd",
         "qsgd",
@@ -425,7 +440,7 @@ def combinations():
     } | SEVERAL
     assert default <= set(RULES)
     for name in RULES:
-        yield unless(name in default, name, 7)
+        yield unless(name in default, name, 1 if name == "sgd" else 7)
 
 
 @pytest.mark.parametrize(("name", "workers"), list(combinations()))

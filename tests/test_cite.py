@@ -22,7 +22,7 @@ def test_each_method_has_the_papers_of_its_docstring(method):
     for key, entry in entries.items():
         assert entry.count("{") == entry.count("}")
         year = re.search(r"year = \{(\d{4})\}", entry)[1]
-        author = re.search(r"author = \{\{?([^{}]*?)(?: and|\}|$)", entry)[1]
+        author = re.search(r"author = \{\{?([^{}]*?)(?:,| and|\}|$)", entry)[1]
         assert key.startswith(re.sub(r"\W", "", author.lower()) + year) and author in sources
         assert re.search(r"title = \{\{.{5,}\}\}", entry) and year in sources
     numbers = set(re.findall(r"eprint = {(.*)}", "".join(entries.values())))
@@ -40,20 +40,21 @@ def test_the_entries_of_methods(capsys):
 
 @misc{{hermans2018gradient,
   title = {{{{Gradient energy matching for distributed asynchronous gradient descent}}}},
-  author = {{Hermans and Louppe}},
+  author = {{Hermans, Joeri R. and Louppe, Gilles}},
   year = {{2018}},
   eprint = {{1805.08469}},
   archivePrefix = {{arXiv}},
 }}
 
-@misc{{teng2019leader,
+@inproceedings{{teng2019leader,
   title = {{{{Leader stochastic gradient descent for distributed training of deep learning \
 models}}}},
-  author = {{Teng and Gao and Chalus and Choromanska and Goldfarb and Weller}},
+  author = {{Teng, Yunfei and Gao, Wenbo and Chalus, Fran{{\\c{{c}}}}ois and Choromanska, Anna and \
+Goldfarb, Donald and Weller, Adrian}},
+  booktitle = {{Advances in Neural Information Processing Systems}},
   year = {{2019}},
   eprint = {{1905.10395}},
   archivePrefix = {{arXiv}},
-  unchecked = {{title}},
 }}
 """
     )

@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from asyncsim import study
 from asyncsim.claims import LISTS, claims_of
 from asyncsim.claims.claim import Bounds, Claim, Finding, above, below, measured, verdict
-from asyncsim.claims.gem import compliance, generalizes
+from asyncsim.claims.gem import compliance, generalizes, smaller_factors
 from asyncsim.claims.lsgd import _AT_LEAST_AS_LOW, sooner
 from asyncsim.runs.known import entries
 from asyncsim.study import command, configure
@@ -33,7 +33,7 @@ COMMANDS = sorted(
     }
 )
 VERDICTS = ("holds", "does not hold", "undecided", "depends: ", "not testable here: ")
-pytestmark = pytest.mark.usefixtures("unrendered_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def test_there_are_thirty_claims_or_more_and_each_can_be_judged():
@@ -50,7 +50,7 @@ def test_commands_of_claims_are_commands(text):
     name, *options = shlex.split(text)
     _, config = configure(name, options, check=True)
     assert getattr(config, "out", None) is None
-    assert not (getattr(config, "tune", None) and config.changed("learning_rate"))
+    assert not (getattr(config, "rates", None) and config.changed("learning_rate"))
 
 
 def test_verdicts_follow_from_findings():
@@ -206,6 +206,18 @@ def test_the_claims_of_gem_are_held_against_their_opposites(source, names, colum
 
     assert verdict_of(values) == "holds"
     assert verdict_of({row: 1 / number for row, number in values.items()}) == "does not hold"
+
+
+def test_factors_of_tensors_are_smaller_with_more_workers():
+    def finding(with_many):
+        rows = {"tensor": list("abab"), "workers": [5, 5, 20, 20]}
+        table = pd.DataFrame(rows | {"pi_median": [0.4, 0.4, *with_many]})
+        (answer,) = smaller_factors(SimpleNamespace(table=lambda name: table))
+        return answer.holds, answer.text[:16]
+
+    assert finding([0.1, 0.3]) == (True, "2 of 2 tensors h")
+    assert finding([0.1, 0.5]) == (False, "1 of 2 tensors h")
+    assert finding([0.5, 0.5]) == (False, "0 of 2 tensors h")
 
 
 def test_round_off_is_no_difference():

@@ -257,7 +257,7 @@ def test_a_round_is_the_slowest_computation_and_the_all_reduce(compute):
     known = theory.throughput_theory(cluster)
     expected = theory.barrier_time(compute, 32) + 0.7
     assert known.exact and 32 / known.commits == pytest.approx(expected)
-    rounds = 3000 if "exp" in compute else 30
+    rounds = 1000 if "exp" in compute else 30
     found = simulate(cluster, 32 * rounds, seed=0).summary()
     spread = np.sqrt((1 / np.arange(1, 33) ** 2).sum() / rounds) if "exp" in compute else 1e-9
     assert abs(found["duration"] / found["versions"] - expected) < 4 * spread

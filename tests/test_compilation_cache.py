@@ -20,6 +20,8 @@ STUDY = [
     "quadratic",
     "--methods",
     "gem",
+    "--learning-rate",
+    "0.05",
 ]
 
 

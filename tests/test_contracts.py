@@ -12,7 +12,7 @@ import optax
 import pytest
 from cases import make_problem, make_trace, noisy, stateful_problem
 from event_loop import deviation
-from test_gossip_mean import own_targets, tracking
+from test_gossip import own_targets, tracking
 
 from asyncsim import (
     Cluster,

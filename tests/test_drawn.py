@@ -78,7 +78,7 @@ UNLIKE = {
 }
 
 #: Figures of a study's runs, which its results made by hand lack.
-OF_RUNS = {"time", "updates", "path"}
+OF_RUNS = {"path"}
 
 
 def drawn(folder: Path):
@@ -105,9 +105,9 @@ def drawn(folder: Path):
         {"gem": traces, "downpour": traces, "mine": traces},
         diverged="downpour",
     )
-    found = test_figures.figures.read(written)
-    for name, draw in test_figures.figures.FIGURES.items():
-        yield f"staleness {name}", draw(found)
+    found = read(written, "staleness")
+    for name in test_figures.FIGURES:
+        yield f"staleness {name}", getattr(test_figures.figures, name)(found)
 
 
 def shown(figure) -> dict[str, list]:

@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Run, methods, problems, simulate, study, theory
+from asyncsim import Run, methods, problems, simulate, study
 from asyncsim.study import finished, sweep
 
 energy, tensors, momentum = (study.load(name) for name in ("energy", "tensors", "momentum"))
 QUICK = {"steps": 6, "seeds": 1, "diagnose_every": 2}
 
 
-pytestmark = pytest.mark.usefixtures("unrendered_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def tables(folder: Path, names) -> list[pd.DataFrame]:
@@ -153,20 +153,13 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
     result = momentum.run(
         momentum.Config(**options, compute=("exponential(1)", "constant(1)"), out=tmp_path / "out")
     )
-    measured, paths = tables(result.folder, momentum.TABLES)
+    measured = pd.read_csv(result.folder / momentum.TABLE)
     memoryless, constant = measured.itertuples()
     assert (memoryless.assumptions_hold, constant.assumptions_hold) == (True, False)
     # Five standard errors; each seed's numbers are fixed, so this fails once and for ever or never.
     assert abs(memoryless.momentum_measured - 2 / 3) < 5 * memoryless.standard_error < 0.5
     assert abs(memoryless.step_measured - 1 / 9) < 5 * memoryless.step_error < 0.5
-    assert memoryless.path_off < 3 * memoryless.path_error
-    # Workers of constant times come in turn: the path is one and the same, and another.
-    assert constant.path_error < 1e-12 < 0.05 < constant.path_off
     assert constant.staleness_std == 0
-    drawn = paths[paths["compute"] == "exponential(1)"]
-    np.testing.assert_allclose(
-        drawn["theory"], theory.implicit_momentum_path(3, 1 / 3, 15), rtol=1e-12
-    )
     assert len(result.summary) == 80 and (result.summary["status"] == "finished").all()
     assert finished.read(result.folder, "momentum").config["compute"] == [
         "exponential(1)",

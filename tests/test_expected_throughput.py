@@ -16,12 +16,11 @@ from asyncsim import (
     first_of,
     rounds,
     simulate,
-    theory,
 )
-from asyncsim.theory import queue_theory, saturating_workers, staleness_theory, throughput_theory
+from asyncsim.theory import queue_theory, saturating_workers, throughput_theory
 
 MIXED = ["gamma(1, 0.2)"] * 4 + ["gamma(3, 0.2)"] * 4
-SEEDS = 8
+SEEDS = 4
 LINK = {"bandwidth": 1e3, "message_bytes": 200, "shared_bandwidth": True}
 UNSERVED = "order statistics, without the network"
 
@@ -45,8 +44,6 @@ EXACT = [
         Cluster(8, Gamma(1.0, 0.5), window=2, latency=(0.2, 0.3), policy=barrier()),
     ),
     ("order statistics", False, Cluster(8, MIXED, policy=barrier(5))),
-    ("order statistics", True, Cluster(8, Exponential(2.0), policy=first_of(3))),
-    ("bounded clocks", True, Cluster(8, Exponential(2.0), policy=bounded_staleness(2))),
 ]
 #: What bounds it, the least part of that which the cluster reaches, and clusters.
 BOUNDED = [
@@ -108,11 +105,7 @@ BOUNDED = [
         ),
     ),
     (UNSERVED, 0.4, Cluster(8, Gamma(1.0, 0.5), latency="exponential(0.5)", policy=barrier(5))),
-    (
-        "bounded clocks",
-        0.95,
-        Cluster(8, Exponential(1.0), service=0.02, policy=bounded_staleness(2)),
-    ),
+    ("saturation bound", 0.5, Cluster(8, Exponential(2.0), policy=bounded_staleness(2))),
 ]
 #: By what a mean over so many commits may lie beyond, or aside: a commit of each worker at either
 #: end.
@@ -182,15 +175,6 @@ def test_nothing_is_said_where_long_computations_are_stopped():
         assert throughput_theory(Cluster(8, "uniform(0.5, 1.5)", window=2, policy=policy)) is None
 
 
-def test_mean_staleness_of_bounded_clocks():
-    cluster = Cluster(8, Exponential(2.0), policy=bounded_staleness(2))
-    known = staleness_theory(cluster)
-    assert (
-        known.mean == theory.bounded_clocks(8, 2).staleness and known.mean_law == "bounded clocks"
-    )
-    assert within(summaries(cluster)["staleness_mean"], known.mean)
-
-
 @pytest.mark.parametrize(
     ("visits", "cluster"),
     [
@@ -237,8 +221,8 @@ def test_the_queue_is_that_of_the_rate(visits, cluster):
     ],
 )
 def test_share_of_time_that_workers_compute(given, share):
-    trace = simulate(Cluster(2, **{"compute": 1.0} | given), 4_000)
-    assert trace.summary()["computing_share"] == pytest.approx(share, rel=2e-3)
+    trace = simulate(Cluster(2, **{"compute": 1.0} | given), 1_500)
+    assert trace.summary()["computing_share"] == pytest.approx(share, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +240,7 @@ def test_share_of_time_that_workers_compute(given, share):
     ],
 )
 def test_share_of_time_that_comes_to_nothing(cluster, share):
-    assert simulate(cluster, 2_000).summary()["lost_time_share"] == pytest.approx(share, rel=5e-3)
+    assert simulate(cluster, 1_000).summary()["lost_time_share"] == pytest.approx(share, rel=1e-2)
 
 
 @pytest.mark.parametrize(

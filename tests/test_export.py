@@ -10,7 +10,10 @@ from asyncsim.drawing import look
 from asyncsim.runs.export import tidy
 
 METHODS = ("gem(kappa=[1, 2], momentum=0.5)", "downpour")
-COMMAND = ("study", "staleness", "--problem=quadratic", "--workers=3", "--steps=4", "--seeds=2")
+COMMAND = (
+    *("study", "staleness", "--problem=quadratic", "--workers=3", "--steps=4", "--seeds=2"),
+    "--learning-rate=0.05",
+)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("matplotlib.figure.Figure.savefig", lambda self, file, **_: file.write(b"."))
+        patch.setattr("asyncsim.drawing.look._rendered", lambda figure, kind: b".")
         assert main([*COMMAND, "--methods", *METHODS, "--out=mine"]) == 0
         assert main(["export", "mine", "--csv", "--out=out"]) == 0
     return folder
@@ -27,7 +30,7 @@ def finished(tmp_path_factory):
 
 def test_tables_are_the_runs(finished):
     out, summary = finished / "out", pd.read_csv(finished / "out" / "summary.csv")
-    assert {"summary.csv", "commits.csv", "evaluations.csv", "curves.csv"} <= {
+    assert {"summary.csv", "commits.csv", "evaluations.csv"} <= {
         path.name for path in out.iterdir()
     }
     assert summary["run"].tolist() == list(range(6)) and "method_kappa" in summary
@@ -41,14 +44,6 @@ def test_tables_are_the_runs(finished):
         assert set(rows["seed"]) == {row["seed"]}
         times = evaluations.loc[evaluations["run"] == number, "commit_time"]
         assert times.tolist() == run.evaluations["commit_time"].tolist()
-    curves = pd.read_csv(out / "curves.csv")
-    rows = evaluations[(evaluations["method"] == "downpour") & (evaluations["worker_step"] == 2)]
-    (curve,) = curves[(curves["method"] == "downpour") & (curves["worker_step"] == 2)].to_dict(
-        "records"
-    )
-    assert curve["seeds"] == 2 and curve["train_loss"] == pytest.approx(rows["train_loss"].mean())
-    assert curve["train_loss_most"] == rows["train_loss"].max()
-    assert curve["commit_time_least"] == rows["commit_time"].min()
 
 
 def test_no_cell_needs_a_quote(finished):
@@ -95,12 +90,10 @@ def test_width_of_a_figure(finished):
     [
         (["--width", "0.2"], "width = 0.2: must be from 1 to 20 inches"),
         (["--width", "wide"], "argument --width: invalid float value: 'wide'"),
-        (["--only", "x"], "'--only': no option for the figures of a folder; leave it out"),
+        (["--only", "x"], "only = 'x': unknown; choose from curves"),
     ],
 )
-def test_bad_options_of_figures(
-    finished, monkeypatch, unrendered_figures, capsys, options, message
-):
+def test_bad_options_of_figures(finished, monkeypatch, quick_figures, capsys, options, message):
     monkeypatch.chdir(finished)
     assert main(["figures", "mine", *options]) == 2
     assert message in capsys.readouterr().err.replace("\nhint: ", "; ")

@@ -55,27 +55,3 @@ def test_update_norm_is_at_the_commit_that_moves_the_central_variable(policy, fa
     np.testing.assert_allclose(norms[steps], moved[steps], atol=1e-12)
     pieces = replay(trace, method, problem, precision="float64").commits["update_norm"]
     np.testing.assert_allclose(pieces, norms, atol=1e-12)
-
-
-def test_a_crash_forgets_and_an_outage_restores():
-    trace = trace_of(failures=[OUTAGE], commits=120)
-    run = Replay(
-        trace,
-        methods.downpour(),
-        problems.quadratic(curvature=[0.1, 0.4]),
-        stops=np.arange(len(trace)),
-    )
-    centrals = [np.array(run.state.central)]
-    for stop in range(1, len(trace)):
-        run.advance(stop)
-        centrals.append(np.array(run.state.central))
-    frame = trace.accepted.frame
-    kept = {0: centrals[0]} | {
-        version: centrals[row + 1] for row, version in enumerate(frame["version"][:-1])
-    }
-    for row in np.flatnonzero(frame["restores"][:-1]):
-        update = centrals[row + 1] - kept[frame["restored"][row]]
-        # One step from the checkpoint, and not from what came after it.
-        assert np.linalg.norm(update) == pytest.approx(
-            run.result().commits["update_norm"][row], rel=1e-3
-        )

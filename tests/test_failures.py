@@ -88,23 +88,21 @@ def rate(trace):
 
 def test_rates_are_those_of_theory():
     compute = Gamma(1.0, 0.2)
-    mean, error = rate(
-        simulate(Cluster(200, compute, failures=["crash(exponential(5), exponential(2))"]), 40_000)
+    trace = simulate(
+        Cluster(100, compute, failures=["crash(exponential(5), exponential(2))"]), 20_000
     )
+    mean, error = rate(trace)
     assert abs(mean - formulas.crash_rate(compute, 5.0, 2.0)) < 3 * error
     mean, error = rate(
         simulate(
-            Cluster(200, compute, failures=["slow(exponential(5), gamma(3, 0.5), 0.25)"]), 40_000
+            Cluster(100, compute, failures=["slow(exponential(5), gamma(3, 0.5), 0.25)"]), 20_000
         )
     )
     assert abs(mean - (5 + 3 * 0.25) / 8) < 3 * error
     mean, error = rate(
-        simulate(Cluster(200, compute, failures=["pause(uniform(2, 8), exponential(2))"]), 40_000)
+        simulate(Cluster(100, compute, failures=["pause(uniform(2, 8), exponential(2))"]), 20_000)
     )
     assert abs(mean - 5 / 7) < 3 * error
-    trace = simulate(
-        Cluster(200, compute, failures=["crash(exponential(5), exponential(2))"]), 40_000
-    )
     away = trace.summary(warm_up=0)["away_share"]
     assert away == pytest.approx(2 / 7, abs=0.01)
 

@@ -26,13 +26,20 @@ from asyncsim.drawing.curves import (
 from asyncsim.methods import METHODS
 from asyncsim.pages import command
 from asyncsim.study.finished import figures as figures_of
+from asyncsim.study.finished import read
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
 from asyncsim.traces.columns import Source
 
 figures = figures_of("staleness")
 
 ROWS, WORKERS = 10, 2
-FIGURES = ("staleness", "loss", "energy", "queue")
+
+
+def losses(commits: pd.DataFrame) -> np.ndarray:
+    return commits["loss"].to_numpy(np.float64)
+
+
+FIGURES = ("staleness", "energy", "queue")
 
 
 def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int = 0) -> Trace:
@@ -127,12 +134,10 @@ def test_a_band_down_to_zero_does_not_flatten_a_logarithmic_axis(low):
 
 
 @pytest.mark.parametrize("loss", [0.0, -1.0, 1.7e308])
-def test_losses_are_in_view_whatever_they_are(results, loss, recwarn):
-    read = figures.read(results)
-    for run in read.runs["gem"]:
-        run.commits["loss"] = loss
-    axes = figures.loss(read).axes[0]
-    low, high = axes.get_ylim()
+def test_losses_are_in_view_whatever_they_are(loss, recwarn):
+    run = hand_made_run(hand_made_trace(None), "gem")
+    run.commits["loss"] = loss
+    _, low, high = loss_axis([curve_of([run] * 2, losses, "mean", WORKERS)])
     assert low < high and low <= max(loss, 1e-200) and high >= min(loss, 1.0) and not recwarn.list
 
 
@@ -174,9 +179,8 @@ def test_prescribed_and_recorded_traces_are_drawn_without_a_cluster(tmp_path):
         "recorded": hand_made_trace(None),
     }.items():
         folder = write_results(tmp_path / name, {"gem": [trace]}, diverged="gem")
-        read = figures.read(folder)
-        for figure in figures.FIGURES.values():
-            figure(read).draw_without_rendering()
+        for name_of_figure in FIGURES:
+            getattr(figures, name_of_figure)(read(folder, "staleness")).draw_without_rendering()
         _, (axes,) = look.new_figure(look.SINGLE, 2)
         plots.staleness_histogram(axes, trace)
         plots.queue_length(axes, trace) if name == "recorded" else None
@@ -188,9 +192,9 @@ def test_methods_with_timings_of_their_own_get_a_histogram_each(tmp_path):
     other = dataclasses.replace(cluster, protocol="read_then_write")
     paper = simulate(other, ROWS)
     folder = write_results(tmp_path, {"downpour": [hand_made_trace(cluster)], "gem": [paper]})
-    figure = figures.staleness(figures.read(folder))
+    figure = figures.staleness(read(folder, "staleness"))
     assert [axes.get_title().partition(":")[0] for axes in figure.axes] == ["DOWNPOUR", "GEM"]
-    rows = figures.queue(figures.read(folder)).subfigs
+    rows = figures.queue(read(folder, "staleness")).subfigs
     assert [row.get_suptitle().partition(":")[0] for row in rows] == ["DOWNPOUR", "GEM"]
 
 
@@ -250,10 +254,9 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
             ["gam"],
             "'gam': neither a folder of results nor a paper; did you mean 'gem'? choose from",
         ),
-        (
-            [str(results), "--only"],
-            "'--only': no option for the figures of a folder; leave it out",
-        ),
+        ([str(results), "--results", "r"], "results = 'r': of a paper only; leave it out"),
+        ([str(results), "--only", "los"], "only = 'los': unknown; choose from staleness"),
+        ([str(results), "--panel", "los"], "panel = 'los': in no figure; choose from"),
         (
             [str(results / "runs")],
             f"folder = {str(results / 'runs')!r}: no results of a study (no config.json that names",
@@ -289,7 +292,7 @@ def test_looks_are_stable_and_distinct():
     names = [*METHODS, "my_own_method", "another", "third", "fourth"]
     found = look.looks(names)
     assert list(found) == names and found == look.looks(names)
-    assert len({(one.color, str(one.line)) for one in found.values()}) == len(names)
+    assert len({(one.color, str(one.line), one.width) for one in found.values()}) == len(names)
     assert len({one.label for one in found.values()}) == len(names)
     entries = look.looks(["gem", "gem(pi_max=2)", "gem(kappa=2)"])
     assert [one.label for one in entries.values()] == ["GEM", "GEM (pi max=2)", "GEM (kappa=2)"]
@@ -303,10 +306,39 @@ def test_looks_are_stable_and_distinct():
         alike["downpour"] == look.METHOD_LOOKS["downpour"]
         and alike["gem"] == look.METHOD_LOOKS["gem"]
     )
-    assert (
-        look.looks(["my_own_method"])["my_own_method"]
-        == look.looks(["gem", "my_own_method"])["my_own_method"]
-    )
+    mine = look.looks(["gem", "my_own_method", "downpour"])
+    assert look.looks(["my_own_method"])["my_own_method"] == mine["my_own_method"]
+    assert mine["my_own_method"].label == "my_own_method"  # as in tables
+    assert len({one.color for one in mine.values()}) == 3
+    assert max(mine.values(), key=lambda one: one.width) == mine["my_own_method"]
+
+
+@pytest.mark.parametrize("color", [*look._PALETTE, look.PHASES["returning"]])
+def test_words_in_colour_are_readable_on_white(color):
+    rgb = look.ink(color)
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)  # of sRGB
+    assert 1.05 / (linear @ [0.2126, 0.7152, 0.0722] + 0.05) >= 4.49
+
+
+def test_a_panel_of_a_paper_has_no_title_and_the_figure_with_crosses_an_entry():
+    with look.style(), plots.appearance(3.3):
+        figure, panels = look.new_figure(look.DOUBLE, 2.7, 2, sharey=True)
+        for axes, name in zip(panels, ("4 workers", "8 workers"), strict=True):
+            axes.plot([0, 1, 2], [3, 1, 1.5], label=name)
+            axes.plot(1, 2, **layout.DIVERGED)
+            axes.set_ylabel("training loss")
+            layout.panel_title(axes, name)
+        layout.finish(figure, "curves by workers")
+        (below,) = figure.legends
+        entries = [text.get_text() for text in below.get_texts()]
+        assert entries == ["4 workers", "8 workers", "diverged"]
+        assert layout.alone(figure, "accuracy") and len(figure.axes) == 2
+        assert layout.alone(figure, "8 WORKERS") == []
+    assert figure.axes == panels[1:] and figure.get_suptitle() == "" == panels[1].get_title()
+    assert figure.get_figheight() <= 2.6 and figure.get_figwidth() == 3.3
+    (entry,) = figure.legends[0].get_texts()
+    assert entry.get_text() == "diverged"  # the curve is labelled at its end
+    assert [text.get_text() for text in panels[1].texts] == ["8 workers"]
 
 
 CASES = {
@@ -357,7 +389,7 @@ def test_stated_mean_and_spread_are_those_of_a_long_trace(cluster):
     """Within 4 sigma / sqrt(N), ``N`` less 20 to allow for correlation (measured: below 5 for these
     clusters).
     """
-    trace = simulate(cluster, 40_000)
+    trace = simulate(cluster, 10_000)
     theory = staleness_theory(cluster, len(trace) / cluster.workers)
     measured = trace.frame["staleness"].to_numpy()[1000:]
     assert abs(measured.mean() - theory.mean) < 4 * theory.std * math.sqrt(20 / len(measured))
@@ -481,39 +513,20 @@ def test_a_finding_names_the_best_and_how_far_the_next_one_is(ranges, rising, fi
     assert findings.best(table, "loss (nats)", "with 20 workers", rising) == finding
 
 
-def test_captions_say_with_how_many_seeds_a_target_was_missed_and_when_it_was_crossed():
-    runs = pd.DataFrame(
-        {
-            "method": ["sgd"] * 2 + ["gem"] * 2 + ["far"] * 2 + ["lsgd"] * 2,
-            "time_to_target": [40.0, 44.0] + [np.inf] * 3 + [50.0] + [np.inf] * 2,
-            "first_touch": [40.0, 44.0, 36.4, 39.1, 9.0, 50.0, 30.0, 20.0],
-            "train_loss": [0.1, 0.1, 0.2, 0.2, 0.5, 0.1, 0.2, 0.5],
-        }
-    )
-    config = {"target": 0.3, "target_of": "train_loss"}
-    words = findings.missed(runs, runs["method"], config)
-    times = runs.groupby("method")["time_to_target"].agg(["mean", "min", "max"])
-    assert findings.best(times, "time (s)", failure=words) == (
-        "The time is lowest for sgd (42.0 s); far missed the target with 1 of 2 seeds; gem crosses "
-        "it at 36.4 to 39.1 s with both seeds but ends before it is held; lsgd crosses it at 30.0 "
-        "s with 1 of 2 seeds but ends before it is held and missed the target with 1 of 2 seeds."
-    )
-
-
 def test_captions_state_findings_or_describe(tmp_path):
     trace = hand_made_trace(None)
     runs = {name: [hand_made_run(trace, name), hand_made_run(trace, name)] for name in "ab"}
     runs["b"][1].commits["loss"] *= 2
-    curves = {name: curve_of(runs[name], figures._losses, "mean", WORKERS) for name in runs}
+    curves = {name: curve_of(runs[name], losses, "mean", WORKERS) for name in runs}
     figure, _ = look.new_figure(3, 2)
     figure.set_label(findings.end(curves, {"a": "A", "b": "B"}, "loss"))
     with look.collecting(files=False) as drawn:
         look.save(figure, tmp_path / "loss")
         figure.set_label("")
-        look.save(figure, tmp_path / "loss", figures.loss)
+        look.save(figure, tmp_path / "loss", figures.energy)
     captions = [caption for _, _, caption in drawn]
     assert captions[0].startswith("The loss at the end is lowest for A (")
-    assert captions[0].endswith("; their ranges overlap).") and "minibatch losses" in captions[1]
+    assert captions[0].endswith("; their ranges overlap).") and "energy to the proxy" in captions[1]
 
 
 @pytest.mark.parametrize("width, columns", [(None, 2), (6.0, 2), (3.3, 1)])
@@ -538,16 +551,23 @@ def test_logarithms_have_no_exponents(tmp_path):
 def test_all_files_of_a_figure_have_one_layout(tmp_path, monkeypatch):
     figure, (axes,) = look.new_figure(look.SINGLE, 2)
     axes.set(xlabel="staleness (versions); 2 of 2,360 commits beyond", ylabel="share of commits")
-    places, write = [], Figure.savefig
+    places, draws, render, once = [], [], look._rendered, Figure.draw
 
-    def record(figure, *arguments, **options):
-        write(figure, *arguments, **options)
+    def record(figure, kind):
+        drawn = render(figure, kind)
         places.append(axes.get_position().bounds)
+        return drawn
 
-    monkeypatch.setattr(Figure, "savefig", record)
+    def draw(figure, renderer):
+        draws.append(figure)
+        once(figure, renderer)
+
+    monkeypatch.setattr(look, "_rendered", record)
+    monkeypatch.setattr(Figure, "draw", draw)
     with look.collecting():
         look.save(figure, tmp_path / "figure")
     assert len(places) == 3 and len(set(places)) == 1
+    assert len(draws) == 4  # of which the first lays it out
 
 
 @pytest.mark.parametrize("values", [[np.nan, np.nan], [-1.0, -2.0]])
@@ -574,16 +594,15 @@ def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
             logarithmic.set_yscale("log")
             return [path.read_bytes() for path in look.save(figure, tmp_path / "figure")]
 
-    for name in ("x$_$y",):
-        with pytest.raises(ValueError, match="Parse"):
-            drawn(Figure, name)
-        assert drawn(look.LiteralFigure, name) != drawn(look.LiteralFigure, "gem2")
+    with pytest.raises(ValueError, match="Parse"):
+        drawn(Figure, "x$_$y")
+    assert drawn(look.LiteralFigure, "x$_$y") != drawn(look.LiteralFigure, "gem2")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         drawn(look.LiteralFigure, "gem\x1b[31m")
     assert [str(w.message) for w in caught if not str(w.message).isprintable()] == []
-    for name in ("downpour", "$\\alpha$"):  # and all else is drawn as before
-        assert drawn(look.LiteralFigure, name) == drawn(Figure, name)
+    # and all else is drawn as before
+    assert drawn(look.LiteralFigure, "$\\alpha$") == drawn(Figure, "$\\alpha$")
 
 
 def test_the_command_of_ringmaster_lmo_makes_its_runs():

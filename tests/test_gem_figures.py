@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from asyncsim import InputError, Run
 from asyncsim.drawing.curves import Curve
-from asyncsim.study import shipped
+from asyncsim.pages import command
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
@@ -22,7 +22,6 @@ published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "7", "8a", "8b", "9", "10"]
 OWN = ["energy", "queue"]
-ROOT = shipped("figures").parent
 
 
 def rewrite(path, table) -> None:
@@ -58,9 +57,9 @@ def published_in(figure) -> tuple[list[str], int]:
 @pytest.mark.parametrize(
     ("name", "problem", "config", "known"),
     [
-        *((name, "mnist", {"network": "cnn"}, True) for name in ("1a", "1d", "2", "3")),
+        ("1d", "mnist", {"network": "cnn"}, True),
         ("1a", "mnist", {}, True),  # as far as is known
-        *((name, "mnist", {"network": "mlp"}, False) for name in ("1a", "1d", "2", "3")),
+        ("2", "mnist", {"network": "mlp"}, False),
         ("3", "cifar10", {"network": "small"}, False),
     ],
 )
@@ -93,7 +92,7 @@ def test_missing_results_are_named_with_their_study_and_cost_and_the_others_draw
     results, tmp_path, capsys
 ):
     shutil.copytree(results / "policies", tmp_path / "policies")
-    assert gem.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert command.main(["gem", "--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr()
     assert told.out.split() == [str(tmp_path / "out" / f"queue.{kind}") for kind in ("png", "pdf")]
     (line,) = [
@@ -107,9 +106,9 @@ def test_missing_results_are_named_with_their_study_and_cost_and_the_others_draw
 
 
 def test_nothing_to_draw_and_figures_that_there_are_not_end_with_code_2(tmp_path, capsys):
-    assert gem.main(["--results", str(tmp_path), "--only", "8a"]) == 2
+    assert command.main(["gem", "--results", str(tmp_path), "--only", "8a"]) == 2
     assert "nothing could be drawn" in capsys.readouterr().err
-    assert gem.main(["--only", "1a, enrgy"]) == 2
+    assert command.main(["gem", "--only", "1a, enrgy"]) == 2
     told = capsys.readouterr().err
     assert "did you mean 'energy'?" in told and "1a, 1b" in told and "queue" in told
     assert not list(tmp_path.iterdir())
@@ -137,7 +136,7 @@ def test_a_summary_that_was_damaged_is_told_and_the_others_drawn(results, tmp_pa
     write_study(tmp_path / "generalization", "generalization", [({"workers": 2}, "gem", {})])
     (tmp_path / "generalization" / "summary.csv").write_text("junk\n")
     asked = ["--only", "5,queue", "--results", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert gem.main(asked) == 0
+    assert command.main(["gem", *asked]) == 0
     assert "5: folder = " in (told := capsys.readouterr().err) and "summary.csv lacks seed" in told
 
 
@@ -235,7 +234,6 @@ def beside(folder, study, cells, table, change, **config):
     ("figure", "series", "values", "method"),
     [
         ("8a", "gem kappa=3", {"workers": 5, "method.kappa": 3.0}, "gem"),
-        ("6a", "gem n=10", {"workers": 10, "learning_rate": 0.1}, "gem"),
         ("6b", "downpour n=5", {"workers": 5, "learning_rate": 0.1}, "downpour"),
     ],
 )
@@ -273,8 +271,7 @@ def test_figure_4_has_our_times_stretched_to_the_published_ones(tmp_path):
     assert published_in(figure)[1] and "ours \u00d7 2." in figure.axes[0].get_xlabel()
 
 
-@pytest.mark.parametrize("epochs", [30, 20])
-def test_figure_5_compares_minibatch_and_test_losses_by_epoch(tmp_path, epochs):
+def test_figure_5_compares_minibatch_and_test_losses_by_epoch(tmp_path, epochs=20):
     theirs = published.series("5", "momentum_sgd validation")
 
     def change(evaluations):

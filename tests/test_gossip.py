@@ -1,106 +1,226 @@
-"""Methods without a server: the replay against plain NumPy loops, and what they reduce to."""
+"""Methods without a server: a matrix of methods, topologies, attacks and failures against plain
+loops; and the limits of the methods.
+"""
 
+import dataclasses
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gossip_loop import Loop
+from gossip_loop import ALIE, FLIP, LABELS, PRODUCT, ZERO, Loop
 from jax.flatten_util import ravel_pytree
 
-from asyncsim import (
-    Cluster,
-    InputError,
-    methods,
-    problems,
-    recorders,
-    replay,
-    simulate,
-)
-from asyncsim.replays.programs import cast
+import asyncsim
+from asyncsim import Cluster, InputError, failures, methods, problems, replay, simulate, topologies
+from asyncsim.pages.film import film, frame_times
 from asyncsim.replays.replay import Replay
 
-CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05
+pytestmark = pytest.mark.usefixtures("float64", "lenient")
+CURVATURE, START, RATE, WORKERS = np.linspace(0.2, 1, 5), np.linspace(-1, 2, 5), 0.05, 7
+#: Each worker has a target, which the labels say.
+TARGETS = np.arange(WORKERS)
 
 
-@functools.cache
-def simulated(
-    topology,
-    policy,
-    workers=9,
-    commits=500,
-    latency=0.3,
-    compute="exponential(1)",
-    seed=0,
-    window=1,
-):
-    cluster = Cluster(
-        workers, compute, topology=topology, policy=policy, latency=latency, window=window
+class Tracker(NamedTuple):
+    x: Any
+    y: Any
+    gradient: Any
+
+
+class Tracked(NamedTuple):
+    x: Any
+    y: Any
+
+
+class HeavyBall(NamedTuple):
+    momentum: Any
+    replica: Any
+
+
+@methods.declared
+def tracking(learning_rate=RATE):
+    """Gradient tracking: replicas move along an average of gradients that is mixed, too."""
+
+    def mix(worker, inbox, visit):
+        return Tracker(
+            visit.kept * worker.x + inbox.x, visit.kept * worker.y + inbox.y, worker.gradient
+        )
+
+    def message(worker, update, start, central, visit):
+        rate = jnp.asarray(learning_rate, update.dtype)
+        gradient = -update / rate
+        y = worker.y + gradient - worker.gradient
+        x = worker.x - rate * y
+        return Tracked(x, y), Tracker(x, y, gradient), {}
+
+    return methods.Method(
+        methods.gradient_steps(learning_rate),
+        "tracking",
+        {"learning_rate": learning_rate},
+        message=message,
+        init_worker=lambda central: Tracker(
+            central, jnp.zeros_like(central), jnp.zeros_like(central)
+        ),
+        resume=lambda worker, read: worker.x,
+        mix=mix,
     )
-    return simulate(cluster, commits, seed)
 
 
-def anywhere(make):
+def heavy_ball(**options):
+    """Momentum on each worker, whose message is a dict that says nothing of the order of its
+    entries.
+    """
+
+    def message(worker, update, start, central, visit):
+        momentum = 0.9 * worker.momentum + update
+        replica = worker.replica + momentum
+        return {"momentum": momentum, "replica": replica}, HeavyBall(momentum, replica), {}
+
+    return methods.Method(
+        methods.gradient_steps(RATE),
+        "heavy_ball",
+        message=message,
+        init_worker=lambda central: HeavyBall(jnp.zeros_like(central), central),
+        resume=lambda worker, read: worker.replica,
+        mix=lambda worker, inbox, visit: worker._replace(
+            replica=visit.kept * worker.replica + inbox["replica"]
+        ),
+        **{"replica": lambda sent: sent["replica"], **options},
+    )
+
+
+def momentum_too(learning_rate=RATE):
+    """AD-PSGD whose workers average their momentum, too; the state is a dict."""
+
+    def meet(own, other, visit):
+        mean = jax.tree.map(lambda a, b: (a + b) / 2, own, other)
+        return mean, mean
+
+    def message(worker, update, start, central, visit):
+        momentum = 0.9 * worker["momentum"] + update
+        x = worker["x"] + momentum
+        return x, {"momentum": momentum, "x": x}, {}
+
+    return methods.Method(
+        methods.gradient_steps(learning_rate),
+        "momentum_too",
+        {"learning_rate": learning_rate},
+        message=message,
+        init_worker=lambda central: {"momentum": jnp.zeros_like(central), "x": central},
+        meet=meet,
+        replica=lambda state: state["x"],
+    )
+
+
+def own_targets():
+    """A quadratic whose optimum is another one for each worker."""
+
+    def loss(params, batch, key):
+        away = params["x"] - batch["label"].astype(params["x"].dtype)[:, None]
+        return 0.5 * jnp.mean(jnp.sum(CURVATURE * away**2, 1))
+
+    return problems.custom(
+        lambda key: {"x": jnp.asarray(START)},
+        loss,
+        train={"label": TARGETS.astype(np.int32)},
+        batch_size=1,
+        split="even",
+        name="own_targets",
+    )
+
+
+def apart():
+    """The same problem, whose workers start at the rows of ``STARTS``."""
+    return dataclasses.replace(own_targets(), init_replica=lambda key, k: {"x": STARTS[k]})
+
+
+STARTS = np.random.default_rng(1).normal(0, 2, (WORKERS, 5))
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Case(NamedTuple):
+    """A method, its cluster and attack; what else the cluster and the loop are told."""
+
+    make: Any
+    topology: str
+    policy: str
+    attack: str | None = None
+    cluster: Mapping[str, Any] = NONE
+    loop: Mapping[str, Any] = NONE
+
+
+def any_policy(make):
     return functools.partial(make, policy=None)
 
 
-#: Method, topology, policy and what else a cluster has.
+def with_momentum(make):
+    return lambda rate: make(optimizer=optax.sgd(rate, 0.9))
+
+
+FAILING = {
+    "failures": (
+        failures.crash("exponential(6)", "exponential(2)", detect=1.0),
+        failures.loss(0.1, timeout=0.7, resend=False),
+        failures.join(5.0, workers=6),
+    ),
+    "latency": 0.2,
+}
+MOMENTUM = {"cluster": {"window": 2, "latency": 0}, "loop": {"momentum": 0.9}}
+ROUNDS = "neighbours(mix=beside)"
 CASES = {
-    "D-PSGD on a ring": (methods.dpsgd, "ring()", "neighbours(mix=beside)", {}),
-    "D-PSGD, four neighbours": (
-        methods.dpsgd,
-        "random_regular(degree=4, seed=1)",
-        "neighbours(mix=beside)",
-        {},
+    "D-PSGD": Case(methods.dpsgd, "ring()", ROUNDS),
+    "SGP": Case(methods.sgp, "one_peer_exponential()", "neighbours()", LABELS),
+    "SGP, nobody waits": Case(any_policy(methods.sgp), "exponential()", "asynchronous()", ALIE),
+    "overlap SGP": Case(methods.osgp, "exponential()", "overlap(1)", ZERO),
+    "overlap SGP, two steps": Case(any_policy(methods.sgp), "exponential()", "overlap(2)"),
+    "AD-PSGD": Case(methods.adpsgd, "complete()", "handshake()", LABELS),
+    "AD-PSGD, momentum": Case(lambda rate: momentum_too(), "complete()", "handshake()"),
+    "ClippedGossip": Case(methods.clipped_gossip, "exponential()", "neighbours()", ALIE),
+    "ClippedGossip, radius": Case(
+        functools.partial(methods.clipped_gossip, radius=0.3),
+        *("ring()", "neighbours()"),
+        loop={"radius": 0.3},
     ),
-    "SGP, one peer": (methods.sgp, "one_peer_exponential()", "neighbours()", {}),
-    "SGP, Base-2": (methods.sgp, "base2()", "neighbours()", {"latency": 0}),
-    "overlap SGP": (
-        methods.osgp,
-        "one_peer_exponential()",
-        "overlap(1)",
-        {"latency": "exponential(2)"},
+    "BRIDGE": Case(functools.partial(methods.robust_gossip, "median()"), "ring()", ROUNDS, PRODUCT),
+    "gradient tracking": Case(tracking, "ring()", "neighbours()", FLIP),
+    "heavy ball": Case(lambda rate: heavy_ball(), "ring()", "neighbours()"),
+    "overlap SGP, two local steps with momentum": Case(
+        with_momentum(methods.osgp), "exponential()", "overlap(1)", **MOMENTUM
     ),
-    "overlap SGP, two steps": (
-        anywhere(methods.sgp),
-        "exponential()",
-        "overlap(2)",
-        {"latency": "exponential(2)"},
+    "AD-PSGD, two local steps with momentum": Case(
+        with_momentum(methods.adpsgd), "ring()", "handshake()", **MOMENTUM
     ),
-    "SGP, nobody waits": (
-        anywhere(methods.sgp),
-        "one_peer_exponential()",
-        "asynchronous()",
-        {"latency": 0},
-    ),
-    "AD-PSGD": (methods.adpsgd, "complete()", "handshake()", {}),
-    "AD-PSGD on a ring": (methods.adpsgd, "ring()", "handshake()", {"latency": 0}),
+    "D-PSGD, apart": Case(methods.dpsgd, "ring()", ROUNDS, loop={"start": STARTS}),
+    "AD-PSGD, apart": Case(methods.adpsgd, "complete()", "handshake()", loop={"start": STARTS}),
+    "D-PSGD, failing": Case(methods.dpsgd, "ring()", ROUNDS, FLIP, FAILING),
+    "SGP, failing": Case(methods.sgp, "one_peer_exponential()", "neighbours()", ZERO, FAILING),
+    "overlap SGP, failing": Case(methods.osgp, "exponential()", "overlap(1)", ALIE, FAILING),
+    "AD-PSGD, failing": Case(methods.adpsgd, "complete()", "handshake()", None, FAILING),
 }
 
 
-def case_of(name, **options):
-    make, topology, policy, own = CASES[name]
-    return make(RATE), simulated(topology, policy, **own | options)
+@functools.cache
+def trace_of(name, commits=100, **options):
+    case = CASES[name]
+    times = {"compute": "exponential(1)", "latency": "exponential(0.3)"}
+    cluster = {"topology": case.topology, "policy": case.policy, **times, **case.cluster}
+    return simulate(Cluster(**{"workers": WORKERS, **cluster, **options}), commits)
 
 
-def replicas(running):
-    workers = running.state.workers.method
-    if running.method.name == "adpsgd":
-        return workers
-    return workers.replica if running.method.name == "dpsgd" else workers.biased + workers.update
+def assert_close(values, expected):
+    """To 1e-12, of the largest value where an attack has made the values large."""
+    scale = max(1, np.abs(expected).max())
+    np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12 * scale)
 
 
-pytestmark = pytest.mark.usefixtures("float64")
-
-
-def replayed(method, trace, form=None, **options):
-    problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy()]
-    running = Replay(
-        trace, method, problem, precision="float64", form=form, record=record, **options
-    )
-    running.advance(len(trace))
-    return running
+def loss(x):
+    return np.mean([0.5 * np.sum(CURVATURE * (x - target) ** 2) for target in TARGETS])
 
 
 #: Each case in one form in turn.
@@ -109,141 +229,75 @@ FORMS = [(name, ("batch", "single")[place % 2]) for place, name in enumerate(CAS
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_replays_are_plain_loops(name, form):
-    method, trace = case_of(name)
-    loop = Loop(trace, method, CURVATURE, START, RATE)
-    running = replayed(method, trace, form)
-    np.testing.assert_allclose(replicas(running), loop.x, rtol=0, atol=1e-12)
-    if "sgp" in method.name.replace("dpsgd", "").replace("adpsgd", ""):
-        np.testing.assert_allclose(running.state.workers.method.weight, loop.w, rtol=0, atol=1e-12)
-
-
-def forced_loop(running, every, momentum):
-    """Go through events as `loop` does, on a problem's data and with momentum; only gradients are
-    not NumPy's.
-
-    It takes over from a replay's workers every so many commits; messages are its own. Returns the
-    largest deviations of the replicas at these stops, and of the losses.
+    """The central variable is the mean of honest, living replicas and of the messages between
+    them.
     """
-    problem, trace, method = (
-        running.problem,
-        running.trace,
-        running.method.name.replace("osgp", "sgp"),
-    )
-    central, unravel = ravel_pytree(cast(problem.init(jax.random.key(0)), np.float64))
-    gradient = jax.jit(jax.value_and_grad(lambda x, batch: problem.loss(unravel(x), batch, None)))
-    data = cast(problem.train, central.dtype)
-    batches, steps = problem.batch_indices(0, trace.workers), trace.window
-    sent, losses, apart = [], [], 0.0
-    for row in trace.frame.itertuples():
-        if row.commit % every == 0:
-            state = jax.tree.map(np.array, running.state)
-            x, w, snapshot = np.array(replicas(running)), np.ones(trace.workers), state.read
-            w = state.workers.method.weight if method == "sgp" else w
-            traces = jax.tree.leaves(state.workers.learner.optimizer)
-            m = (
-                np.concatenate([leaf.reshape(trace.workers, -1) for leaf in traces], 1)
-                if traces
-                else 0 * x
-            )
-        i = row.worker
-        came = [
-            (share, *sent[source]) for source, share in zip(row.sources, row.weights, strict=True)
-        ]
-        mixed = row.kept * x[i] + sum((share * x for share, x, _ in came), 0 * x[i])
-        w[i] = row.kept * w[i] + sum(share * w for share, _, w in came)
-        start = {"dpsgd": x[i], "sgp": mixed / w[i]}[method] if method != "adpsgd" else snapshot[i]
-        at, found = start.copy(), []
-        for rows in batches.rows([i], [row.job], steps)[0]:
-            value, g = gradient(at, jax.tree.map(lambda leaf, rows=rows: leaf[rows], data))
-            m[i] = momentum * m[i] + np.asarray(g)
-            at -= RATE * m[i]
-            found.append(float(value))
-        losses.append(np.mean(found))
-        if method == "adpsgd":
-            mixed = x[row.partner] = (x[i] + x[row.partner]) / 2
-        x[i] = mixed + (at - start)
-        if method == "adpsgd":
-            snapshot[i] = x[i]
-        sent.append((x[i].copy(), w[i]))
-        if (row.commit + 1) % every == 0:
-            running.advance(row.commit + 1)
-            apart = max(apart, np.abs(replicas(running) - x).max())
-    return apart, np.abs(running.result().commits["loss"] - losses).max()
+    case, trace = CASES[name], trace_of(name)
+    method, problem = case.make(RATE), apart() if "start" in case.loop else own_targets()
+    arguments = {"start": START, "targets": TARGETS, "attack": case.attack, **case.loop}
+    loop = Loop(trace, method, CURVATURE, rate=RATE, **arguments)
+    commits = len(loop.central) - 1
+    stops = np.unique([0, 1, 2, 5, *range(11, commits, 13), commits])
+    options = {"precision": "float64", "form": form, "attack": case.attack}
+    running = Replay(trace, method, problem, stops=stops, **options)
+    for stop in stops.tolist():
+        running.advance(stop)
+        assert_close(running.state.central, loop.central[stop])
+    last, run = running.evaluate(), running.result()
+    if case.cluster is not FAILING:
+        moved = np.linalg.norm(np.diff(loop.central, axis=0), axis=1)
+        assert_close(run.commits["update_norm"], moved)
+    # Of Byzantine workers, too: the messages that they send do not change their replicas.
+    replicas = loop.points if loop.kind == "sgp" else loop.x
+    assert_close(run.replicas["x"][loop.living], replicas[loop.living])
+    assert loop.living.all() or case.cluster is FAILING
+    counted = replicas[loop.living & loop.honest]
+    assert last["train_loss"] == pytest.approx(loss(loop.central[-1]), rel=1e-9)
+    distance = np.mean(np.sum((counted - loop.central[-1]) ** 2, 1))
+    assert last["consensus_distance"] == pytest.approx(distance, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "momentum", "window"),
-    [(name, 0.9, 2) for name in ("overlap SGP", "AD-PSGD")],
-)
-def test_on_digits_teacher_forced(name, momentum, window):
-    """With plain local steps, and with two steps with momentum between communications."""
-    make, topology, policy, own = CASES[name]
-    method = make(optimizer=optax.sgd(RATE, momentum)) if momentum else make(RATE)
-    trace = simulated(topology, policy, **{"workers": 5, **own}, commits=200, window=window)
-    problem = problems.digits(batch_size=4, hidden=(8,), split=0.5)
-    running = Replay(trace, method, problem, precision="float64", stops=np.arange(50, 201, 50))
-    assert max(forced_loop(running, 50, momentum)) < 1e-12
+def test_pictures_of_failing_gossip():
+    trace = trace_of("D-PSGD, failing")
+    run = replay(trace, methods.dpsgd(RATE), own_targets(), precision="float64")
+    asyncsim.plots.overview(trace)
+    assert len(film(run, trace, frame_times([trace], 20), "").phase) == 20
 
 
-def test_the_fixed_point_of_dpsgd_on_a_quadratic():
-    """Per coordinate ``(I - W + rate H)^-1 rate H b``, with an optimum ``b`` of each worker's
-    own.
-    """
-    from asyncsim import topologies
-
-    n, rate, curvature = 5, 0.1, 0.7
-    (w,) = topologies.ring().matrices(n)
-    optimum = np.linspace(-1, 1, n)
-    problem = problems.custom(
-        lambda key: {"x": jax.numpy.zeros(1)},
-        lambda params, batch, key: 0.5 * curvature * jax.numpy.sum((params["x"] - batch["b"]) ** 2),
-        train={"b": optimum},
-        batch_size=1,
-        split="even",
-        name="own_optima",
-    )
-    trace = simulated(
-        "ring()",
-        "neighbours(mix=beside)",
-        workers=n,
-        commits=n * 400,
-        compute="constant(1)",
-        latency=0,
-    )
-    running = Replay(trace, methods.dpsgd(rate), problem, precision="float64")
-    running.advance(len(trace))
-    expected = np.linalg.solve(
-        np.eye(n) - w + rate * curvature * np.eye(n), rate * curvature * optimum
-    )
-    np.testing.assert_allclose(replicas(running)[:, 0], expected, rtol=0, atol=1e-12)
+def test_the_fixed_point_of_dpsgd_on_a_quadratic(rate=0.5):
+    """Per coordinate ``(I - W + rate H)^-1 rate H b``, with an optimum ``b`` of each worker."""
+    (w,) = topologies.ring().matrices(WORKERS)
+    trace = trace_of("D-PSGD", WORKERS * 400, compute="constant(1)", latency=0)
+    run = replay(trace, methods.dpsgd(rate), own_targets(), precision="float64", progress=False)
+    expected = [
+        np.linalg.solve(np.eye(WORKERS) * (1 + rate * h) - w, rate * h * TARGETS) for h in CURVATURE
+    ]
+    np.testing.assert_allclose(run.replicas["x"], np.transpose(expected), rtol=0, atol=1e-12)
 
 
 def test_push_on_the_complete_graph_is_synchronous_sgd_with_the_mean():
     """The sum of all gradients at one point, over the workers."""
     problem, n = problems.digits(batch_size=4, hidden=(8,)), 4
-    trace = simulated(
-        "complete()", "neighbours()", workers=n, commits=n * 20, compute="constant(1)", latency=0
-    )
-    server = simulate(Cluster(n, "constant(1)", policy="barrier()"), n * 20)
+    times = {"workers": n, "compute": "constant(1)"}
+    push = Cluster(**times, topology="complete()", policy="neighbours()")
+    server = Cluster(**times, policy="barrier()")
     ends = [
-        replay(*given, problem, precision="float64", progress=False).params
-        for given in ((trace, methods.sgp(RATE)), (server, methods.batch_sgd(RATE)))
+        replay(simulate(cluster, n * 20), method, problem, precision="float64", progress=False)
+        for cluster, method in ((push, methods.sgp(RATE)), (server, methods.batch_sgd(RATE)))
     ]
-    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    for pair in zip(*(jax.tree.leaves(run.params) for run in ends), strict=True):
+        np.testing.assert_allclose(*pair, rtol=0, atol=1e-12)
 
 
 def test_one_worker_is_sgd():
     problem = problems.quadratic(CURVATURE, noise=0.3)
-    expected = replay(
-        simulate(Cluster(1, "constant(1)"), 40), methods.downpour(RATE), problem, progress=False
-    ).commits["loss"]
-    for name in ("D-PSGD on a ring", "SGP, one peer", "AD-PSGD"):
-        method, trace = case_of(name, workers=1, commits=40)
-        assert (
-            replay(trace, method, problem, progress=False).commits["loss"].tolist()
-            == expected.tolist()
-        )
+
+    def losses(trace, make):
+        return replay(trace, make(RATE), problem, progress=False).commits["loss"].tolist()
+
+    expected = losses(simulate(Cluster(1, "constant(1)"), 40), methods.downpour)
+    for name in ("D-PSGD", "SGP", "AD-PSGD"):
+        assert losses(trace_of(name, 40, workers=1), CASES[name].make) == expected
 
 
 def test_states_of_workers_that_meet_name_their_replica():
@@ -256,21 +310,19 @@ def test_states_of_workers_that_meet_name_their_replica():
         InputError,
         match=r"the worker's state carries its replica, .* replica=lambda state",
     ):
-        replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
+        replay(trace_of("AD-PSGD"), own, problems.quadratic(CURVATURE))
 
 
 @pytest.mark.parametrize(
     ("method", "name"),
     [
         (methods.dpsgd(), "AD-PSGD"),
-        (methods.sgp(policy=None), "D-PSGD on a ring"),
+        (methods.sgp(policy=None), "D-PSGD"),
     ],
 )
 def test_the_policy_that_an_error_names_is_python(method, name):
-    import asyncsim
-
     with pytest.raises(InputError) as raised:
-        replay(case_of(name)[1], method, problems.quadratic(CURVATURE))
+        replay(trace_of(name), method, problems.quadratic(CURVATURE))
     text = str(raised.value)
     policy = eval(
         text[text.index("policy=asyncsim.") + 7 :].split(")")[0] + ")", {"asyncsim": asyncsim}
@@ -281,11 +333,9 @@ def test_the_policy_that_an_error_names_is_python(method, name):
 
 def test_gradients_of_replicas_that_are_not_mixed_may_have_messages_beside():
     """Of a method of one's own whose functions are compiled, too."""
-    method, trace = case_of("D-PSGD on a ring", commits=40)
-    own = method._replace(mix=jax.jit(method.mix))
-    problem, options = (
-        problems.quadratic(CURVATURE, start=START),
-        {"precision": "float64", "progress": False},
-    )
-    runs = [replay(trace, one, problem, **options) for one in (method, own)]
+    trace, method = trace_of("D-PSGD", 40), methods.dpsgd(RATE)
+    runs = [
+        replay(trace, variant, own_targets(), precision="float64", progress=False)
+        for variant in (method, method._replace(mix=jax.jit(method.mix)))
+    ]
     np.testing.assert_array_equal(*(ravel_pytree(run.params)[0] for run in runs))

@@ -25,7 +25,7 @@ SMALL = {
 RING = "batch_sgd(policy='barrier(collective=ring)')"
 ONE_PEER = "one_peer_exponential()"
 
-pytestmark = pytest.mark.usefixtures("unrendered_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 def placed(config):

@@ -260,8 +260,14 @@ def test_contradictory_messages_in_flight_are_refused():
 
 
 def as_log(trace, frame, in_flight):
+    pairs = dict(enumerate(zip(frame["worker"], frame["job"], strict=True)))
+
+    def named(rows):
+        return [pairs.get(row, row) for row in rows] if isinstance(rows, list) else rows
+
+    in_flight = in_flight.assign(row=named(in_flight["row"].tolist()))
     return recorded(
-        frame.drop(columns=["commit", "outcome"]),
+        frame.drop(columns=["commit", "outcome"]).assign(sources=frame["sources"].map(named)),
         protocol="gossip",
         workers=trace.workers,
         begin=0.0,

@@ -5,11 +5,9 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-import test_gossip
 import test_real
 from cases import EVERY, FORCED, make_trace, stopping
 from event_loop import EventLoop, forced_deviation
-from gossip_loop import Loop
 
 from asyncsim import (
     Cluster,
@@ -20,7 +18,6 @@ from asyncsim import (
     replay,
     simulate,
 )
-from asyncsim.replays.replay import Replay
 
 CURVATURE, WORKERS = np.linspace(0.1, 1, 5), 7
 #: The starts of the workers, which lie in both halves of each axis.
@@ -36,9 +33,6 @@ def apart(starts=STARTS, **options):
 
 METHODS = {
     "aeasgd": methods.aeasgd,
-    "aeasgd, remembered": lambda: methods.aeasgd(order="remembered"),
-    "eamsgd": methods.eamsgd,
-    "lgd": lambda: methods.lgd(policy=None),
     "lsgd": lambda: methods.lsgd(groups=2, global_every=2, step_pull=0.1),
     "parle": lambda: methods.parle(policy=None, noise=0.01),
     "without replicas": methods.downpour,
@@ -65,11 +59,10 @@ def test_replays_are_the_loop_over_events(name, form):
         assert max(forced_deviation(running, EVERY).values()) < FORCED
 
 
-@pytest.mark.parametrize("make", [methods.lgd, methods.downpour])
-def test_equal_starts_give_the_same_bytes(make, optimized):
+def test_equal_starts_give_the_same_bytes(optimized):
     digits = problems.digits(batch_size=8, hidden=(8,))
     same = dataclasses.replace(digits, init_replica=lambda key, worker: digits.init(key))
-    method = make(policy=None) if make is methods.lgd else make()
+    method = methods.lgd(policy=None)
     runs = [
         replay(make_trace(commits=60), method, problem, 3, record=[recorders.energy()])
         for problem in (digits, same)
@@ -77,22 +70,6 @@ def test_equal_starts_give_the_same_bytes(make, optimized):
     assert runs[0].commits.equals(runs[1].commits)
     assert runs[0].evaluations.equals(runs[1].evaluations)
     jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
-
-
-@pytest.mark.parametrize("name", ["D-PSGD on a ring", "AD-PSGD"])
-def test_gossip_starts_apart(name, float64):
-    starts = np.random.default_rng(1).normal(0, 2, (9, 5))
-    method, trace = test_gossip.case_of(name, commits=150)
-    running = Replay(trace, method, apart(starts), precision="float64")
-    np.testing.assert_allclose(running.state.central, starts.mean(0), rtol=1e-14)
-    running.advance(len(trace))
-    found, expected = (
-        test_gossip.replicas(running),
-        Loop(trace, method, CURVATURE, starts, test_gossip.RATE).x,
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-    if method.name == "adpsgd":
-        np.testing.assert_allclose(running.state.central, expected.mean(0), atol=1e-12)
 
 
 def test_a_worker_that_joins_before_any_commit_has_its_own_start(float64):
@@ -110,7 +87,7 @@ def test_a_worker_that_joins_before_any_commit_has_its_own_start(float64):
     np.testing.assert_allclose(first, (CURVATURE * STARTS[:3] ** 2).sum(1) / 2)
 
 
-@pytest.mark.parametrize("name", ["LSGD", "D-PSGD", "AD-PSGD"])
+@pytest.mark.parametrize("name", ["LSGD", "AD-PSGD"])
 def test_real_processes_start_apart(name, optimized):
     options = {}
     method = methods.lsgd(0.05)

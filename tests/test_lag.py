@@ -177,6 +177,15 @@ DATE = pd.Timestamp("2026-11-28 03:00")
         (planted(end_time=DATE), "holds dates, and another time seconds; log all alike"),
         # Doubts and counts that are no errors.
         (planted(version=lambda log: log["version"] + 1), "no sample has version 0: if the log"),
+        # Of a log that begins later there is none, too, and that is no doubt.
+        (
+            planted(version=lambda log: log["version"] + 2, group=lambda log: log["version"]),
+            "would use both better\nthe mean staleness is 4.000",
+        ),
+        (
+            planted(read_version={5: 1}, start_time={5: 1.0}),
+            "mean 1.417, largest 2; of the oldest sample of an update 1.500",
+        ),
         (
             planted(read_version=0),
             "the mean staleness is 2.500, and 1.500 updates ended during a sample: slots read",

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 from test_study import TOY
 
 from asyncsim import Gamma, Rollouts, Run, methods, problems, recorders, replay, simulate, study
@@ -117,6 +116,8 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
         "downpour, seed 0",
         "gem, seed 0",
     ]
+    places = unpacked(data["animation"]["films"][0]["places"])
+    assert len(places["x"]) == len(places["y"]) == 400 * 12
     assert (
         page.write_page(animated).read_text().count("<svg") == 0
     )  # figures are images, apart from the page
@@ -205,7 +206,7 @@ def test_forces_are_those_of_the_method(method, force):
             losses[row.worker] = row.loss
         expected = min(losses, key=losses.get) if losses and force == "leader" else -1
         assert drawn.leader[frame] == expected
-    data = page.animation([("a run", run, trace)], 25)
+    data = page.animation([("a run", run, trace)])
     assert ("present leader" in data["about"]) == (force == "leader")
 
 
@@ -261,44 +262,6 @@ def test_sketches_keep_lengths():
     assert ratio.min() > 0.6 and ratio.max() < 1.4 and abs(ratio.mean() - 1) < 0.15
 
 
-def test_animations_are_written(animated, capsys):
-    assert main(["animate", str(animated), "--frames", "30"]) == 0
-    assert len(unpacked(places_of(Path("compare-animation.html")))["x"]) == 30 * 12
-    assert (
-        main(["animate", str(animated), "--runs", "gem-seed0", "--out", "a.gif", "--frames", "4"])
-        == 0
-    )
-    assert Image.open("a.gif").n_frames == 4
-    before = Path("a.gif").read_bytes()
-    assert main(["animate", str(animated), "--out", "a.gif", "--frames", "4"]) == 2
-    assert "exists already\nhint: give another name, or --force" in capsys.readouterr().err
-    assert Path("a.gif").read_bytes() == before
-    assert (
-        main(
-            [
-                "animate",
-                str(animated),
-                "--out",
-                "compare-animation.html",
-                "--frames",
-                "4",
-                "--force",
-            ]
-        )
-        == 0
-    )
-    Path("compare-animation.html").unlink()
-    for arguments, told in (
-        (["--runs", "gem-seed7"], "did you mean 'gem-seed0'"),
-        (["--frames", "1"], "must be from 2 to 1500"),
-        (["--out", "a.mov"], "must end with .gif or .mp4"),
-        (["--runs", "gem-seed0", "gem-seed0", "gem-seed0"], "3 runs"),
-    ):
-        capsys.readouterr()
-        assert main(["animate", str(animated), *arguments]) == 2
-        assert told in capsys.readouterr().err
-
-
 def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
     """Losses that are beyond the axis; without recorded positions there is no animation."""
     trace, problem = simulate(Cluster(3, 1.0), commits=30), problems.quadratic([1.0, 2.0])
@@ -306,10 +269,10 @@ def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
         replay(trace, methods.downpour(rate), problem, record=[recorders.positions()])
         for rate in (0.1, 1.2)
     ]
-    about = [page.animation([("x", run, trace)], 10)["about"] for run in runs]
+    about = [page.animation([("x", run, trace)])["about"] for run in runs]
     assert all("direction is taken in the plane" in text for text in about)
     with pytest.raises(InputError, match="x: has no positions; run the study with --animate"):
-        page.animation([("x", replay(trace, methods.downpour(0.1), problem), trace)], 10)
+        page.animation([("x", replay(trace, methods.downpour(0.1), problem), trace)])
     assert "others at the edge" in about[1] and "others at the edge" not in about[0]
 
 
@@ -472,10 +435,6 @@ def test_without_a_server_a_timeline_shows_distances_from_the_mean():
     np.testing.assert_allclose(
         distances[-1], np.linalg.norm(before.replicas[worker] - run.params), rtol=1e-4
     )
-
-
-def places_of(path: Path) -> dict:
-    return data_of(path)["animation"]["films"][0]["places"]
 
 
 def unpacked(packed: dict) -> dict[str, np.ndarray]:

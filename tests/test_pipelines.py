@@ -5,6 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from cases import EVERY, stopping
 from event_loop import deviation, forced_deviation
 
 from asyncsim import (
@@ -13,12 +14,8 @@ from asyncsim import (
     pipeline,
     prescribed,
     problems,
-    recorders,
-    replay,
 )
 from asyncsim.problems.partition import partition
-from asyncsim.replays.replay import Replay
-from asyncsim.replays.running import start
 
 
 def shapes(problem):
@@ -40,94 +37,48 @@ def test_groups_of_tensors_partition_the_flat_vector():
     assert len(six.names) == 6 and np.diff(six.bounds).max() == 4160
 
 
-RATE = 0.1
+RATE, MU = 0.1, 0.8
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-@functools.cache
-def perceptron(form):
-    """A perceptron of three layers, whose commits are computed in this form on a CPU."""
-    return problems.digits(batch_size=8, hidden=(6, 5) if form == "batch" else (32, 16))
-
-
-def event_loop(trace, problem, delays, seed=0):
-    """Descend with gradients of stated delays, keeping all versions of every layer; float64."""
-    params = start(problem, seed, np.float64, 1)[0].params
-    versions = [[jax.tree.map(np.asarray, layer)] for layer in params]
-    gradient = jax.jit(jax.grad(lambda params, batch: problem.loss(params, batch, None)))
-    batches = problem.batch_indices(seed, trace.workers)
-    data = {**problem.train, "image": problem.train["image"].astype(np.float64)}
-    for commit, delay in enumerate(delays):
-        worker, job = commit % trace.workers, commit // trace.workers
-        rows = batches.rows([worker], [job])[0, 0]
-        read = [
-            layer[commit - min(late, commit)] for layer, late in zip(versions, delay, strict=True)
-        ]
-        gradients = gradient(read, {name: values[rows] for name, values in data.items()})
-        for layer, of_layer in zip(versions, gradients, strict=True):
-            layer.append(
-                {name: layer[-1][name] - RATE * np.asarray(of_layer[name]) for name in of_layer}
-            )
-    return [layer[-1] for layer in versions]
-
-
-COMMITS = 90
-DRAWN = np.random.default_rng(0).integers(0, 9, (COMMITS, 3))
-#: A trace and the delay of each layer in each commit.
-VECTORS = {
+COMMITS = 2 * EVERY
+DRAWN = np.random.default_rng(0).integers(0, 9, (COMMITS, 2))
+#: A trace and the delay of each group of layers in each commit.
+DELAYS = {
     "stashed": (pipeline(3, COMMITS), np.tile([2, 1, 0], (COMMITS, 1))),
     "2bw": (pipeline(3, COMMITS, "2bw"), np.ones((COMMITS, 3), int)),
-    "two stages": (pipeline(["0,1", "2"], COMMITS), np.tile([1, 1, 0], (COMMITS, 1))),
+    "two stages": (pipeline(["0,1", "2"], COMMITS), np.tile([1, 0], (COMMITS, 1))),
     "first layer": (
         prescribed({"1,2": 0, "0": 12}, COMMITS, workers=4),
-        np.tile([12, 0, 0], (COMMITS, 1)),
-    ),
-    "drawn": (
-        prescribed({str(i): DRAWN[:, i] for i in range(3)}, COMMITS, workers=5),
-        DRAWN,
+        np.tile([0, 12], (COMMITS, 1)),
     ),
     "split": (
         prescribed({"0,2": DRAWN[:, 0], "1": DRAWN[:, 1]}, COMMITS, workers=5),
-        DRAWN[:, [0, 1, 0]],
+        DRAWN[:, :2],
     ),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [(name, ("batch", "single")[place % 2]) for place, name in enumerate(VECTORS)],
-)
-def test_a_replay_equals_a_loop_that_keeps_all_versions(name, form):
-    (trace, delays), problem = VECTORS[name], perceptron(form)
-    run = replay(trace, methods.downpour(RATE), problem, precision="float64", progress=False)
-    expected = event_loop(trace, problem, delays)
-    for found, value in zip(jax.tree.leaves(run.params), jax.tree.leaves(expected), strict=True):
-        assert deviation(found, value) < 1e-12
-    assert np.array_equal(
-        trace.group_versions().min(1), np.arange(COMMITS) - run.commits["staleness"]
-    )
+@pytest.mark.parametrize("name", DELAYS)
+def test_groups_of_layers_are_read_as_late_as_stated(name):
+    trace, delays = DELAYS[name]
+    commits = np.arange(COMMITS)
+    expected = commits[:, None] - np.minimum(delays, commits[:, None])
+    np.testing.assert_array_equal(trace.group_versions(), expected)
+    np.testing.assert_array_equal(commits - expected.min(1), trace.frame["staleness"])
 
 
-@pytest.mark.parametrize("name", ["gem", "weight_prediction"])
-def test_methods_with_states_equal_the_loop_over_events(name):
-    trace, stops = VECTORS["split"][0], np.arange(30, COMMITS + 1, 30)
-    method = methods.METHODS[name](0.02)
-    replayed = Replay(
-        trace,
-        method,
-        perceptron("single"),
-        precision="float64",
-        stops=stops,
-        record=[recorders.energy()],
-    )
-    deviations = forced_deviation(replayed, every=30)
+@pytest.mark.parametrize(("name", "form"), [("gem", "single"), ("weight_prediction", "batch")])
+def test_methods_with_states_equal_the_loop_over_events(name, form):
+    trace, problem = DELAYS["split"][0], problems.digits(batch_size=8, hidden=(6, 5))
+    replayed = stopping(trace, methods.METHODS[name](0.02), problem, form)
+    deviations = forced_deviation(replayed, EVERY)
     assert max(deviations.values()) < 1e-11, deviations
 
 
 # Methods: on a quadratic whose layers are coupled, in NumPy alone.
 
-MU = 0.8
 WIDTHS = (3, 2, 4)
 MATRIX = (lambda a: a @ a.T / 9 + 0.1 * np.eye(9))(np.random.default_rng(1).normal(size=(9, 9)))
 
@@ -164,19 +115,24 @@ def momentum_loop(name, delays):
     return np.array(path)
 
 
-@pytest.mark.parametrize("name", ["weight_prediction", "async_nesterov", "heavy ball"])
-@pytest.mark.parametrize("timing", ["stashed", "split"])
-def test_methods_of_pipelines_equal_a_numpy_loop(name, timing):
-    trace, delays = VECTORS[timing]
+@pytest.mark.parametrize(
+    ("name", "timing", "layers"),
+    [
+        ("weight_prediction", "split", [0, 1, 0]),
+        ("async_nesterov", "stashed", [0, 1, 2]),
+        ("heavy ball", "split", [0, 1, 0]),
+    ],
+)
+def test_methods_of_pipelines_equal_a_numpy_loop(name, timing, layers):
+    trace, delays = DELAYS[timing]
     method = {
         "weight_prediction": lambda: methods.weight_prediction(RATE, MU),
         "async_nesterov": lambda: methods.async_nesterov(RATE, MU),
         "heavy ball": lambda: methods.async_nesterov(RATE, MU, look_ahead=False),
     }[name]()
-    stops = np.arange(30, COMMITS + 1, 30)
-    replayed = Replay(trace, method, coupled(), precision="float64", stops=stops)
-    expected = momentum_loop(name, delays)
-    for stop in stops.tolist():
+    replayed = stopping(trace, method, coupled())
+    expected = momentum_loop(name, delays[:, layers])
+    for stop in (EVERY, COMMITS):
         replayed.advance(stop)
         assert deviation(replayed.state.central, expected[stop]) < 1e-10
 
@@ -189,7 +145,7 @@ def test_a_trace_of_groups_is_saved_and_summarised(tmp_path):
     loaded = Trace.load(trace.save(tmp_path / "trace.parquet"))
     assert loaded.source == trace.source and loaded.reads.equals(trace.reads)
     assert np.array_equal(loaded.group_versions(), trace.group_versions())
-    of_shard = trace.per_shard(warm_up=50).set_index("shard")["mean_staleness"]
+    of_shard = (np.arange(200)[:, None] - trace.group_versions())[50:].mean(axis=0)
     assert (of_shard[0], of_shard[1]) == (24, 0) and 2 < of_shard[2] < 4
     assert trace.summary(warm_up=50)["staleness_mean"] == pytest.approx(of_shard.mean())
     assert trace.frame["staleness"][50:].min() == 24  # of the oldest

@@ -144,7 +144,7 @@ def test_two_sites_by_hand(capsys):
         policy=("asynchronous", "barrier"),
         collective=("none", "two_level"),
         gradients=2e5,
-        simulate=2000,
+        simulate=1000,
         seeds=1,
     )
 
@@ -268,7 +268,7 @@ def test_the_best_are_replayed(capsys):
         simulate=200,
         replay=2,
         steps=40,
-        seeds=2,
+        seeds=1,
         tune=(0.1, 0.3),
         problem="quadratic",
         target=0.05,
@@ -276,14 +276,17 @@ def test_the_best_are_replayed(capsys):
     folder, summary = plan.run(config)
     finished = read(folder, "plan")
     runs, table = finished.table(plan.REPLAYS), finished.table(plan.PLAN)
-    assert len(runs) == 2 * 2 * 2 and "run_folder" not in summary and len(summary) == 8
+    assert len(runs) == 2 * 2 and "run_folder" not in summary and len(summary) == 4
     replayed = table[table["time_to_target"].notna()]
     assert len(replayed) == 2
     for row in replayed.itertuples():
         own = runs[(runs["name"] == row.name) & (runs["learning_rate"] == row.learning_rate)]
-        times = [
-            config.goal.time(finished.run(one).evaluations) for one in own["run_folder"]
-        ]  # held
+        times = []  # held
+        for run_folder, trace_file in own[["run_folder", "trace_file"]].to_numpy():
+            evaluations = finished.run(run_folder).evaluations
+            time, low, high = config.goal.bounded(evaluations, finished.trace(trace_file))
+            assert low <= time <= high
+            times.append(time)
         assert row.time_to_target == pytest.approx(np.mean(times)) and row.reached == sum(
             map(math.isfinite, times)
         )
@@ -298,7 +301,7 @@ def test_the_best_are_replayed(capsys):
 def test_a_simulation_shorter_than_the_absences_starts_in_the_long_run():
     cluster = Cluster(16, "gamma(1, 0.3)", failures=["crash(exponential(600), exponential(200))"])
     costs = [measure(cluster, SIZE, Horizon("gradients", 4e5), 600, seed) for seed in range(6)]
-    long = measure(cluster, SIZE, Horizon("gradients", 4e5), 100_000, 0)
+    long = measure(cluster, SIZE, Horizon("gradients", 4e5), 40_000, 0)
     mean, low, high = paired_interval(cost["seconds"] for cost in costs)
     # Without the absent workers of the start the six are a fifth too fast.
     assert low < long["seconds"] < high and high - low < 0.1 * mean

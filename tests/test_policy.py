@@ -7,7 +7,6 @@ from asyncsim import (
     Cluster,
     Exponential,
     Gamma,
-    Uniform,
     barrier,
     buffered,
     cancel_stale,
@@ -50,7 +49,7 @@ def test_staleness_theory_bounds_every_policy():
         for protocol in ("exchange", "write_then_read"):
             cluster = Cluster(6, Gamma(1.0, 0.5), 0.02, protocol=protocol, policy=as_policy(text))
             low, high = staleness_theory(cluster).mean_bounds
-            assert low <= simulate(cluster, 2_000).summary()["staleness_mean"] <= high
+            assert low <= simulate(cluster, 500).summary()["staleness_mean"] <= high
     assert queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=barrier())) is None
     assert (
         queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=buffered(2))) is not None
@@ -75,45 +74,19 @@ def time_per_version(cluster, versions, batch=1):
     ("policy", "law", "expected"),
     [
         # The next version is as far away as the first was: all start anew, or are memoryless.
-        (barrier(), Exponential(1.0), theory.barrier_time(Exponential(1.0), 32)),
         (barrier(28), Exponential(1.0), 1.9752),
-        (barrier(20), Uniform(0.5, 1.5), theory.barrier_time(Uniform(0.5, 1.5), 32, 20)),
         (cancel_stale(1, 8), Exponential(1.0), 8 / 32),
         (discard_stale(1, 8), Exponential(1.0), None),
-        (buffered(8), Gamma(1.0, 0.5), 8 / 32),
     ],
     ids=str,
 )
 def test_time_per_version(policy, law, expected):
-    mean, error = time_per_version(Cluster(32, law, policy=policy), 2_000, batch=20)
+    mean, error = time_per_version(Cluster(32, law, policy=policy), 600, batch=20)
     if expected is None:  # Rennala without stops: what is under way when a version is made is lost
         expected = 8 * law.mean / 32
         assert mean - K_SIGMA * error > expected
         return
     assert abs(mean - expected) < K_SIGMA * error + 5e-5 * (expected == 1.9752)
-
-
-def test_bounded_clocks_are_the_published_ones():
-    """algorithms.md, L10: throughput per worker under exponential clocks, relative to no bound; two
-    digits, simulated.
-    """
-    for workers, bound, published in ((10, 0, 0.34), (10, 2, 0.64), (20, 2, 0.58)):
-        throughput = theory.bounded_clocks(workers, bound).throughput
-        assert throughput == pytest.approx(published, abs=0.01)
-
-
-@pytest.mark.parametrize("workers", [1, 10])
-def test_bounded_clocks_in_closed_form(workers):
-    harmonic = sum(1 / k for k in range(1, workers + 1))
-    assert theory.bounded_clocks(workers, 0) == pytest.approx(
-        (1 / harmonic, (workers - 1) / 2), rel=1e-12
-    )
-    for bound in range(5):
-        # The difference of two clocks is uniform on 2 bound + 3 values, and at the ends one of them
-        # waits.
-        assert theory.bounded_clocks(2, bound).throughput == pytest.approx(
-            1 - 1 / (2 * bound + 3), rel=1e-12
-        )
 
 
 # The dataclass, its text, and what is refused

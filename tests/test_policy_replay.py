@@ -2,17 +2,12 @@
 and studies say.
 """
 
-import numpy as np
 import pandas as pd
 import pytest
-from cases import damped_buffer, make_method, make_problem, make_trace
-from hypothesis import given, settings
-from usual_model import UsualModel
-from world import SEEDS, gates
+from cases import make_method, make_problem, make_trace
 
 from asyncsim import (
     Cluster,
-    Exponential,
     Gamma,
     InputError,
     asynchronous,
@@ -29,36 +24,7 @@ from asyncsim import (
 from asyncsim.methods import Timing
 from asyncsim.study.cell import meet
 
-COMMITS = 400
-
-
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-@settings(max_examples=6)
-@given(policy=gates(7), seed=SEEDS)
-def test_replay_is_the_policy_itself(policy, seed):
-    """Against a server that computes with the messages as they come: no trace, no waves, nothing of
-    the package.
-    """
-    cluster = Cluster(7, Gamma(1.0, cv=0.5), Exponential(0.05), Exponential(0.1), policy=policy)
-    curvature, rate = np.linspace(0.1, 1, 16), 0.05
-    versions, total, count = [np.ones(16)], np.zeros(16), 0
-    for *_, read_version, _, version, outcome, _ in UsualModel(cluster, COMMITS, seed).rows:
-        if outcome in ("discarded", "cancelled"):
-            continue
-        staleness = len(versions) - 1 - read_version
-        total = total - rate * curvature * versions[read_version] / np.sqrt(1 + staleness)
-        count += 1
-        if outcome == "applied":
-            versions.append(versions[-1] + total / count)
-            total, count = np.zeros(16), 0
-        assert version == len(versions) - 1
-    method, problem = damped_buffer(rate), problems.quadratic(curvature)
-    options = {"precision": "float64", "evaluate_every": 1, "progress": False}
-    run = replay(simulate(cluster, COMMITS, seed), method, problem, **options)
-    np.testing.assert_allclose(run.params, versions[-1], rtol=1e-10)
-    assert len(run.commits) == COMMITS
 
 
 def test_runs_line_up_with_what_was_taken_up():

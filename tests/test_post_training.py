@@ -34,6 +34,9 @@ def scaled(by):
 def scalar(logp, *rest):
     return jnp.sum(logp)
 
+def one_argument(logp):
+    return logp
+
 def copy(symbols):
     return PolicyProblem(
         name="copy",
@@ -90,7 +93,7 @@ def test_a_small_study(tmp_path, capsys):
     assert "Quickest update: " in printed and "q1 to q4" in printed
     assert "(half way from the start to the best final reward)" in printed
     assert "one seed cannot show" not in printed
-    for name in ("rewards", "staleness", "timeline"):
+    for name in ("rewards", "staleness"):
         assert (tmp_path / "results" / f"{name}.png").stat().st_size > 10_000
 
 
@@ -177,7 +180,8 @@ def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
     rows, curves = [], []
     for rate, end in zip((0.1, 1.0), ends, strict=True):
         status = "diverged" if np.isnan(end) else "finished"
-        rows.append({**key, "learning_rate": rate, "status": status, "reward": end})
+        row = {**key, "learning_rate": rate, "status": status, "reward": end}
+        rows.append({**row, "final_loss": -end, "simulated_seconds": 4.0})
         rewards = [0.3] if np.isnan(end) else [0.3, end, end, end, end]
         curve = {"commit": range(len(rewards)), "commit_time": range(len(rewards))}
         curves.append(pd.DataFrame({**curve, "reward": rewards, **key, "learning_rate": rate}))
@@ -187,6 +191,50 @@ def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
     queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
     rewards = post_training.reward_table(runs)
     assert answer in post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
+
+
+def test_a_division_starts_from_the_accelerators_of_the_log():
+    rows = []
+    for slots, train, accelerators in ((4, 0.5, (1, 1)), (8, 0.25, (2, 2))):
+        config = post_training.Config(
+            slots=slots,
+            train=f"constant({train})",
+            length="exponential(1)",
+            split=3,
+            accelerators=accelerators,
+            corrections=(),
+            steps=20,
+        )
+        job = post_training._split_job(config, "keep", config.cluster("keep"), 2)
+        rows.append(job.function(*job.arguments))
+    assert rows[0] == rows[1]
+
+
+def test_the_quickest_correction_has_an_interval():
+    rows = [
+        {
+            "queue": "keep()",
+            "correction": correction,
+            "learning_rate": 0.1,
+            "seed": seed,
+            "status": "finished",
+            "reward": 0.9,
+            "final_loss": 0.1,
+            "time_to_target": time + seed,
+            "first_touch": time + seed,
+            "simulated_seconds": 50.0,
+            "target": 0.6,
+        }
+        for correction, time in (("none", 30.0), ("truncated(2)", 10.0))
+        for seed in range(3)
+    ]
+    queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
+    rewards = post_training.reward_table(pd.DataFrame(rows))
+    assert list(rewards["correction"]) == ["truncated(2)", "none"]
+    said = post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
+    assert said.splitlines()[1] == (
+        "keep() with truncated(2) is the fastest setting (95% confidence, 3 seeds)"
+    )
 
 
 def test_shares_by_hand():
@@ -218,6 +266,7 @@ def test_shares_by_hand():
         ({"seeds": 10**9}, "seeds = 1000000000: must be at most 100,000"),
         ({"split": 10**6}, "split = 1000000: must be at most 1,000"),
         ({"split": 1}, "split = 1: one accelerator cannot be divided"),
+        ({"accelerators": (2, 1)}, "has no effect without split"),
         ({"inner_steps": 3}, "inner_steps = 3: does not divide"),
         ({"batch": 9}, "batch = 9: is no multiple of group = 2"),
         ({"tune": ()}, "tune: none given"),
@@ -248,7 +297,11 @@ def test_a_users_file_has_corrections_and_a_problem(tmp_path, monkeypatch):
     half, scaled = (rows for _, rows in summary.groupby("correction", sort=False))
     assert half["reward"].tolist() == scaled["reward"].tolist()
     assert json.loads((folder / "config.json").read_text())["files"].keys() == {"own.py"}
-    for name, message in (("scalar", "shape"), ("none_there", "has no function none_there")):
+    for name, message in (
+        ("scalar", "one weight for each token"),
+        ("one_argument", "it is called as correction"),
+        ("none_there", "has no function none_there"),
+    ):
         with pytest.raises(InputError, match=message):
             dataclasses.replace(config, corrections=(f"own.py:{name}",)).check()
 

@@ -127,7 +127,7 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
     def run(**options):
         config = StudyConfig(**(TINY | options))
         jobs = [measurement(f"seed {seed}", measured, seed) for seed in range(config.seeds)]
-        record = {"study": "toy", **config.record(cells()[0].methods, cells()[0].problem)}
+        record = config.record(cells()[0].methods, cells()[0].problem)
         here = contextlib.nullcontext(Local())
         run_jobs("toy", config, record, jobs, here, conclude)
 

@@ -73,6 +73,18 @@ def test_two_methods_are_a_paired_t_interval_of_the_ratio():
     assert spread(table, "time_to_target") == ["14.2 \u00b1 4.3", "18.2 \u00b1 5.4"]
 
 
+def test_the_distance_of_evaluations_widens_an_interval_and_may_hide_an_order():
+    found = summary({"slow": [13.0, 25.0, 20.0], "fast": [10.0, 20.0, 15.0]})
+    narrow = judged(found).iloc[1]
+    times = found["time_to_target"]
+    bounds = {"time_to_target_low": 0.9 * times, "time_to_target_high": times}
+    wide = judged(found.assign(**bounds)).iloc[1]
+    assert wide["low"] == pytest.approx(0.9 * narrow["low"])
+    assert wide["high"] == pytest.approx(narrow["high"] / 0.9)
+    coarse = judged(found.assign(time_to_target_low=0.5 * times, time_to_target_high=times))
+    assert said(coarse).endswith("slow (a smaller --evaluate-every needed)")
+
+
 def test_of_several_the_noise_is_pooled_or_of_the_pair_if_that_is_larger():
     rng = np.random.default_rng(0)
     logs = np.log([10.0, 11.0, 30.0])[:, None] + np.array([0.02, 0.02, 0.3])[
@@ -177,7 +189,7 @@ def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there(
     assert said(judged(summary({"a": [1.0, np.nan]}))).startswith("no best method: each diverged")
     assert said(judged(summary({"a": [1.0, 2.0]}))) == "a is the only method"
     start = judged(summary({"a": [0.0, 0.0], "b": [0.0, 0.0], "c": [0.0, 9.0]}))
-    assert said(start).startswith("no best method: the start meets the target already")
+    assert said(start).startswith("no best method: the start meets the target;")
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 from cases import make_method, make_problem, make_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import InputError, methods, problems, recorders, replay, replay_ensemble
+from asyncsim import InputError, methods, problems, recorders, replay
 from asyncsim.methods import Method, gradient_steps
 from asyncsim.replays import tuning
 from asyncsim.replays.recording import QUANTILES, diagnostic_rows
@@ -235,26 +234,6 @@ def test_a_users_own_in_every_form(form):
         *(a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in itertools.pairwise(steps)),
     ]
     np.testing.assert_allclose(commits["cosine"], expected, atol=1e-9)
-
-
-def test_ensembles_have_a_users_own():
-    options = {
-        "seeds": [0, 1],
-        "learning_rate": [0.05, 0.1],
-        "precision": "float64",
-        "progress": False,
-    }
-    trace, problem, record = (
-        make_trace(commits=60),
-        make_problem("quadratic"),
-        [cosine(), distance()],
-    )
-    together, apart = (
-        replay_ensemble(trace, methods.downpour, problem, batched=way, record=record, **options)
-        for way in (True, False)
-    )
-    for one, other in zip(together, apart, strict=True):
-        pd.testing.assert_frame_equal(one.commits, other.commits, rtol=1e-9)
 
 
 def test_a_number_that_is_undefined_ends_no_run():

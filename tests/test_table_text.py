@@ -9,9 +9,11 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from tqdm import tqdm
 
 from asyncsim.__main__ import main
 from asyncsim.base.console import (
+    Progress,
     in_texts,
     note,
     number_text,
@@ -20,7 +22,6 @@ from asyncsim.base.console import (
     table_text,
     tell_error,
 )
-from asyncsim.base.progress import Progress
 from asyncsim.study.columns import Column, as_column, axis_of, titled, with_titles
 from asyncsim.study.jobs import expected_end
 
@@ -130,7 +131,7 @@ def test_the_option_no_color_may_stand_anywhere(terminal, capsys):
 
 def test_progress_bars_say_that_jax_compiles(monkeypatch, capsys):
     bars = []
-    monkeypatch.setattr(Progress, "refresh", lambda bar, **_: bars.append(bar.postfix))
+    monkeypatch.setattr(tqdm, "refresh", lambda bar, **_: bars.append(bar.postfix))
     with Progress(2, "runs", "run", is_shown=True) as bar:
         bar.say("end about 12:00")
         jax.jit(lambda x: x * 2 + 1)(1.0).block_until_ready()

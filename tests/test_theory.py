@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from formulas import leader_step_bound
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -333,7 +334,7 @@ def test_a_step_to_the_leader_decreases_the_loss_as_bounded(pull=0.1):
         x, z = sorted(rng.normal(size=(2, 3)), key=loss, reverse=True)
         draws = noise / np.sqrt(3) * rng.normal(size=(20_000, 3))
         after = loss(x - rate * (h * x + draws) - pull * (x - z)).mean()
-        bound = theory.leader_step_bound(loss(x), loss(z), rate, pull, h.min(), h.max(), noise)
+        bound = leader_step_bound(loss(x), loss(z), rate, pull, h.min(), h.max(), noise)
         assert after <= bound + 1e-3
-        plain = theory.leader_step_bound(loss(x), loss(z), rate, 0.0, h.min(), h.max(), noise)
+        plain = leader_step_bound(loss(x), loss(z), rate, 0.0, h.min(), h.max(), noise)
         assert bound <= plain

@@ -85,17 +85,6 @@ def test_a_trace_too_large_for_the_memory_is_not_read(trace, tmp_path, monkeypat
         Trace.load(path)
 
 
-@pytest.mark.parametrize("keep", [0, 0.999])
-def test_truncated_file(trace, tmp_path, keep):
-    path = trace.save(tmp_path / "trace.parquet")
-    content = path.read_bytes()
-    path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
-    with pytest.raises(
-        InputError, match=r"trace.parquet': a damaged trace .*; copy it again, or make it again"
-    ):
-        Trace.load(path)
-
-
 @pytest.mark.parametrize("header", [None, b"{}"])
 def test_parquet_but_not_a_trace(tmp_path, header):
     path = tmp_path / "other.parquet"

@@ -47,7 +47,7 @@ def stated(split=None):
     return dataclasses.replace(labelled(), split=split)
 """
 
-pytestmark = pytest.mark.usefixtures("unrendered_figures")
+pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
 @pytest.fixture(autouse=True)

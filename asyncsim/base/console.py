@@ -221,16 +221,9 @@ def on_a_terminal() -> bool:
 def tell(text: str) -> None:
     """Print to standard error, above the progress bars; a closed standard error is ignored."""
     text = printable(text)
-    with contextlib.suppress(OSError), _above_bars():
+    above = (progress.bar.external_write_mode(file=sys.stderr) for progress in _bars)
+    with contextlib.suppress(OSError), next(above, contextlib.nullcontext()):
         print(_for_terminal(text) if on_a_terminal() else text, file=sys.stderr, flush=True)
-
-
-def _above_bars() -> contextlib.AbstractContextManager[Any]:
-    if "tqdm" not in sys.modules:  # `asyncsim --help` has no bars, and does not wait for tqdm
-        return contextlib.nullcontext()
-    from tqdm import tqdm
-
-    return tqdm.external_write_mode(file=sys.stderr)
 
 
 def tell_error(error: object, hint: str = "") -> None:
@@ -242,6 +235,60 @@ def tell_error(error: object, hint: str = "") -> None:
 
 #: Characters of reports that ASCII lacks, and their substitutes on terminals of few characters.
 _ASCII = str.maketrans({"\u00b1": "+-", "\u00d7": "x", "\u00b2": "^2"})
+
+
+#: An entry for each step of a compilation in progress, in any thread; a step may contain others.
+_compiling: list[None] = []
+_bars: "set[Progress]" = set()
+
+
+class Progress:
+    """A progress bar that is removed at its end, and says meanwhile if JAX compiles.
+
+    ``is_shown``: by default, if standard error is a terminal.
+    """
+
+    def __init__(self, total: int, description: str, unit: str, is_shown: bool | None = None):
+        from tqdm import tqdm  # takes a tenth of a second, which short commands save
+
+        is_shown = on_a_terminal() if is_shown is None else is_shown
+        self.words, self.count = "", 0
+        self.bar: Any = tqdm(
+            total=total, desc=description, unit=unit, disable=not is_shown, leave=False
+        )
+
+    def __enter__(self) -> "Progress":
+        if not self.bar.disable:
+            _bars.add(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the bar."""
+        _bars.discard(self)
+        self.bar.close()
+
+    def advance(self, count: int) -> None:
+        """Show a count of finished units."""
+        self.bar.update(count - self.count)
+        self.count = count
+
+    def say(self, words: str) -> None:
+        """Replace the words at the end of the bar; "compiling" follows them."""
+        self.words = words
+        parts = filter(None, [words, "compiling" if _compiling else ""])
+        self.bar.set_postfix_str(", ".join(parts))
+
+
+def show_compilation(is_running: bool) -> None:
+    """Count the steps of compilations; during one the progress bars say "compiling"."""
+    was_running = bool(_compiling)
+    if is_running:
+        _compiling.append(None)
+    elif _compiling:  # else the step began before the first call
+        _compiling.pop()
+    if bool(_compiling) != was_running:
+        for bar in tuple(_bars):
+            bar.say(bar.words)
 
 
 class _Output:

@@ -40,7 +40,8 @@ def printable(text: str) -> str:
     """Replace characters that could control a terminal by question marks."""
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+    harmless = "\n\t\u00a0"  # a title keeps its unbreakable spaces
+    return "".join(letter if letter.isprintable() or letter in harmless else "?" for letter in text)
 
 
 @contextlib.contextmanager

@@ -228,19 +228,14 @@ def set_aside(folder: Path, name: str) -> Path:
 
 def _sync(path: Path) -> None:
     """Wait until a file's contents, or the names in a folder, are on disk."""
-    if path.is_dir():
-        with contextlib.suppress(OSError):  # not every system has it for folders
-            _sync_file(path, os.O_RDONLY)
-    else:
-        _sync_file(path, os.O_RDWR)
-
-
-def _sync_file(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    is_folder = path.is_dir()
+    # Not every system has it for folders.
+    with contextlib.suppress(OSError) if is_folder else contextlib.nullcontext():
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def field_values(value: Any, kind: Any = None) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import jax.monitoring
 import numpy as np
 from jax._src import xla_bridge
 
+from asyncsim.base.console import show_compilation
 from asyncsim.base.errors import InputError
-from asyncsim.base.progress import show_compilation
 
 #: Folders of files that are not the user's, besides installed packages.
 _OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[1]

@@ -355,8 +355,8 @@ CLAIMS: Sequence[Claim] = (
         "The mean staleness is n - 1, and E[1/staleness] is 1/(n - 1)",
         f"{SOURCE}, chapter 3",
         (
-            'staleness --workers 20 --compute "exponential(1)" --service "constant(0)" '
-            "--methods downpour --steps 100",
+            'staleness --workers 20 --learning-rate 0.05 --compute "exponential(1)" '
+            '--service "constant(0)" --methods downpour --steps 100',
         ),
         mean_staleness,
     ),

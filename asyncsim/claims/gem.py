@@ -242,7 +242,7 @@ CLAIMS: Sequence[Claim] = (
         f"{SOURCE}, figure 2",
         _STABILITY,
         hundred_workers,
-        ("staleness --problem mnist --workers 100 --steps 938 --methods gem",),
+        ("staleness --problem mnist --workers 100 --steps 938 --methods gem --learning-rate 0.05",),
     ),
     Claim(
         "GEM ends lower than the existing schemes, each at its best rate",

@@ -237,11 +237,9 @@ class random_regular(Topology):
             edges = {(i, j) for pair in pairs for i, j in (pair, pair[::-1])}
             if inverted:
                 edges = {(i, j) for i in range(workers) for j in range(workers) if i != j} - edges
-            takers: list[list[int]] = [[] for _ in range(workers)]
-            for sender, taker in edges:
-                takers[sender].append(taker)
+            sender, taker = np.array([*edges]).T
             try:
-                _require_connected("", takers, directed=False)
+                _require_connected("", _graph(sender, taker, 1.0, workers), directed=False)
             except InputError:
                 continue
             return sorted(edges)
@@ -318,9 +316,9 @@ class adjacency(Topology):
         else:
             object.__setattr__(self, "matrix", _frozen(present.astype(np.int64).tolist()))
         object.__setattr__(self, "weights", weights)
-        _require_connected(
-            "matrix", [list(np.flatnonzero(column)) for column in present.T], not symmetric
-        )
+        sender, taker = np.nonzero(present.T)
+        graph = _graph(sender, taker, 1.0, len(present))
+        _require_connected("matrix", graph, not symmetric)
 
     def __repr__(self) -> str:
         """Write the label, or the text, of a large matrix without its entries."""
@@ -420,20 +418,8 @@ def as_topology(value: Any) -> Topology:
 
 def is_symmetric(topology: Topology, workers: int) -> bool:
     """Return whether the shares are equal in both directions, in every matrix."""
-    for edges in topology.edges(workers):
-        shares = dict(
-            zip(
-                zip(edges.sender.tolist(), edges.taker.tolist(), strict=True),
-                edges.share,
-                strict=True,
-            )
-        )
-        if any(
-            abs(shares.get((taker, sender), 0.0) - share) > _ROUND_OFF
-            for (sender, taker), share in shares.items()
-        ):
-            return False
-    return True
+    graphs = (_graph(*edges, workers) for edges in topology.edges(workers))
+    return all(abs(graph - graph.T).max() <= _ROUND_OFF for graph in graphs)
 
 
 def _edges(entries: list[tuple[int, int, float]]) -> Edges:
@@ -478,28 +464,26 @@ def _require_shares(cycle: np.ndarray) -> None:
         )
 
 
-def _require_connected(argument: str, takers: list[list[int]], directed: bool) -> None:
-    """Check that every worker reaches every other; ``takers`` has the receivers of each worker."""
-    senders: list[list[int]] = [[] for _ in takers]
-    for sender, row in enumerate(takers):
-        for taker in row:
-            senders[taker].append(sender)
-    for graph, way in ((takers, "from"), (senders, "to")):
-        reached, waiting = {0}, [0]
-        while waiting:
-            new = set(graph[waiting.pop()]) - reached
-            reached |= new
-            waiting += new
-        if len(reached) < len(takers):
-            lost = min(set(range(len(takers))) - reached)
-            how = (
-                f"not strongly connected: nothing gets {way} worker 0 "
-                f"{'to' if way == 'from' else 'from'}"
-            )
+def _graph(sender: np.ndarray, taker: np.ndarray, share: Any, workers: int) -> Any:
+    """Return a sparse matrix of shares, ``[sender, taker]``."""
+    from scipy.sparse import coo_array  # not at the top: most clusters have a server
+
+    share = np.broadcast_to(share, len(sender))
+    return coo_array((share, (sender, taker)), (workers, workers)).tocsr()
+
+
+def _require_connected(argument: str, graph: Any, directed: bool) -> None:
+    """Check that every worker reaches every other."""
+    from scipy.sparse.csgraph import breadth_first_order
+
+    for links, way in ((graph, "from worker 0 to"), (graph.T, "to worker 0 from")):
+        reached = breadth_first_order(links, 0, return_predecessors=False)
+        lost = np.setdiff1d(np.arange(graph.shape[0]), reached)
+        if len(lost):
             subject = (
-                f"{how} worker {lost}"
+                f"not strongly connected: nothing gets {way} worker {lost[0]}"
                 if directed
-                else f"not connected: worker {lost} is apart from worker 0"
+                else f"not connected: worker {lost[0]} is apart from worker 0"
             )
             raise InputError(f"{argument}: the graph is {subject}; add edges, or leave workers out")
 

@@ -2,7 +2,6 @@
 on axes.
 """
 
-import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from asyncsim.base.files import flat
@@ -80,22 +78,14 @@ def runs_by_line(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Ru
 
 def _arguments(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
     """Format, for each run, the entries of its configuration in which the runs differ."""
-    texts: list[dict[str, str]] = [{} for _ in runs]
-    differing: set[str] = set()
-    for name in dict.fromkeys(name for run in runs for name in run.config if name not in ignored):
-        values: list[Any] = [run.config.get(name) for run in runs]
-        if all(value == values[0] for value in values) or _ENTRIES_OF.get(name) in differing:
-            continue
-        differing.add(name)
-        tables = [{name: value} for value in values]
-        if all(isinstance(value, Mapping) for value in values):
-            tables = [dict(flat(value)) for value in values]
-        for entry in dict.fromkeys(itertools.chain(*tables)):
-            entries = [str(table.get(entry)) for table in tables]
-            if len(set(entries)) > 1:
-                for text, value in zip(texts, entries, strict=True):
-                    text[entry.rpartition(".")[2]] = _cut(value)
-    return [", ".join(f"{name}={value}" for name, value in text.items()) for text in texts]
+    texts = [{name: str(value) for name, value in flat(run.config)} for run in runs]
+    table = pd.DataFrame(texts, range(len(runs))).fillna("None")
+    differing = [name for name in table if table[name].nunique() > 1 and name not in ignored]
+    named = [name for name in differing if _ENTRIES_OF.get(name.partition(".")[0]) not in differing]
+    return [
+        ", ".join(f"{name.rpartition('.')[2]}={_cut(table[name][row])}" for name in named)
+        for row in table.index
+    ]
 
 
 def _cut(text: str) -> str:
@@ -205,26 +195,6 @@ def curve_over_seeds(
     return Curve(np.asarray(time), np.asarray(step), mean, low, high, ends)
 
 
-def steady_time(curves: Mapping[str, Curve], tolerance: float = 1.0) -> tuple[float, float] | None:
-    """Fit seconds per worker step and the time of step zero; return None unless they fit all
-    methods.
-
-    Time and steps can then share one axis: no point is displaced by more than a hundredth of the
-    axis, and step zero by at most ``tolerance`` steps from time zero.
-    """
-    times = [curve.time[np.isfinite(curve.time)] for curve in curves.values()]
-    steps = [curve.step[np.isfinite(curve.time)] for curve in curves.values()]
-    time, step = np.concatenate(times), np.concatenate(steps)
-    if np.ptp(time) == 0 or np.ptp(step) == 0:
-        return None
-    per_step, zero = (float(value) for value in np.polyfit(step, time, 1))
-    steady = (
-        np.abs(zero + per_step * step - time).max() < 0.01 * time.max()
-        and abs(zero) <= tolerance * per_step
-    )
-    return (per_step, zero) if steady else None
-
-
 def _curve(
     runs: Sequence[Run],
     tables: Sequence[pd.DataFrame],
@@ -288,8 +258,6 @@ _DEPTH = 1e-3
 _SMALLEST, _LARGEST = 1e-280, 1e280
 #: Labels of the horizontal axis.
 ALONG = {"time": "simulated time (s)", "step": "worker steps (commits per worker)"}
-#: The mark where a run diverged.
-DIVERGED: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
 
 
 def draw_curves(
@@ -311,41 +279,6 @@ def draw_curves(
         draw_curve(axes, curves[name], appearance._replace(label=labels[name]), against, until)
     axes.set_xlim(0, until)
     axis_along(axes, against)
-
-
-def draw_along(
-    curves: Mapping[str, Curve],
-    labels: Mapping[str, str],
-    sizes: Sequence[tuple[float, float]],
-    scale: tuple[str, float, float],
-    until: float,
-    steady: tuple[float, float] | None,
-    steps: str = ALONG["step"],
-    rising: bool = False,
-) -> tuple[Figure, list[Axes]]:
-    """Draw curves against simulated time and against steps, and note how far each leaves the first
-    panel.
-
-    ``sizes``: inches of two panels, and of the single panel that suffices with a ``steady`` time
-    (see `steady_time`). ``scale``: scale and limits of the vertical axis. ``until``: end of the
-    time axis. ``steps``: label of the axis of steps. ``rising``: whether the curves rise.
-    """
-    two_panels, one_panel = sizes
-    figure, panels = (
-        look.new_figure(*two_panels, 2, sharey=True)
-        if steady is None
-        else look.new_figure(*one_panel)
-    )
-    for axes, against in zip(panels, ("time", "step"), strict=False):
-        scale_losses(axes, *scale)
-        draw_curves(axes, curves, labels, against, until if against == "time" else None)
-    if steady is None:
-        panels[1].set_xlabel(steps)
-    else:
-        add_steps(panels[0], steady, steps)
-    if not rising:
-        mark_beyond(panels[0], curves, labels, "time")
-    return figure, panels
 
 
 def scale_losses(axes: Axes, scale: str, low: float, high: float) -> None:
@@ -388,15 +321,15 @@ def draw_curve(
     axes.plot(
         x,
         curve.mean[finite],
-        color=appearance.color,
-        linestyle=appearance.line,
-        label=appearance.label,
+        **appearance.style,
         **marks,
     )
     for time, step, value in curve.ends:
         end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
         if until is None or end <= until:
-            axes.plot(end, height, color=appearance.color, clip_on=False, zorder=4, **DIVERGED)
+            axes.plot(
+                end, height, color=appearance.color, clip_on=False, zorder=4, **layout.DIVERGED
+            )
 
 
 def draw_band(axes: Axes, table: pd.DataFrame, color: str, **line: Any) -> None:
@@ -407,20 +340,20 @@ def draw_band(axes: Axes, table: pd.DataFrame, color: str, **line: Any) -> None:
     axes.plot(table.index, table.iloc[:, 0], color=color, **line)
 
 
+def draw_ranges(
+    axes: Axes, table: pd.DataFrame, x: str, y: str, average: str = "mean", **line: Any
+) -> None:
+    """Draw the average of a column over the rows of equal ``x`` as a line, their range as a
+    band.
+    """
+    draw_band(axes, table.groupby(x)[y].agg([average, "min", "max"]).dropna(), **line)
+
+
 def draw_target(axes: Axes, options: Mapping[str, Any], quantity: str = "train_loss") -> None:
     """Draw a study's target, if it is a value of ``quantity`` and within the axes."""
     target, (low, high) = options["target"], axes.get_ylim()
     if options.get("target_of") in (None, quantity) and low <= target <= high:
         axes.axhline(target, color=look.BLACK, linewidth=0.6, zorder=0, label="target")
-
-
-def add_steps(axes: Axes, steady: tuple[float, float], label: str = ALONG["step"]) -> None:
-    """Add an axis of steps on top of the axis of time; see `steady_time`."""
-    per_step, zero = steady
-    ways: Any = (lambda time: (time - zero) / per_step, lambda step: zero + per_step * step)
-    second = axes.secondary_xaxis("top", functions=ways)
-    axis_along(second, "step")
-    second.set_xlabel(label)
 
 
 def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
@@ -487,7 +420,12 @@ def mark_beyond(
         text, last = f"\u2191 {labels[name]} up to {mean[beyond].max():.0e}", x[beyond][-1]
         # Towards the middle, so that the text stays inside.
         side, offset = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
-        style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": appearance.color}
+        style: dict[str, Any] = {
+            "ha": side,
+            "va": "top",
+            "fontsize": 7,
+            "color": look.ink(appearance.color),
+        }
         axes.annotate(
             text, (last, top), (offset, -4 - 9 * rows), textcoords="offset points", **style
         )

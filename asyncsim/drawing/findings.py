@@ -15,7 +15,6 @@ import pandas as pd
 
 from asyncsim.base.console import capital, number_text
 from asyncsim.drawing.curves import Curve
-from asyncsim.study.target import Target
 
 #: Ratios outside of these are not written: the two values say enough.
 _EQUAL_RATIO, _LARGE_RATIO = 1.05, 1000
@@ -29,7 +28,6 @@ def best(
     setting: str = "",
     rising: bool = False,
     failed: Iterable[Any] = (),
-    failure: str | Mapping[Any, str] = "diverged in some seed",
 ) -> str:
     """State which row is the best, how far the next one is, and which one is the worst.
 
@@ -44,9 +42,7 @@ def best(
     rising : bool
         The best value is the highest, not the lowest.
     failed : iterable
-        Rows that are named at the end, as are rows with an infinite mean.
-    failure : str or mapping
-        The words for all of these rows, or for each.
+        Rows with a diverged seed, which are named at the end, as are rows with an infinite mean.
 
     Returns
     -------
@@ -62,14 +58,7 @@ def best(
     failed_names = dict.fromkeys([*failed, *table.index[is_failed]])
     if len(rows) + len(failed_names) < 2 or not (rows["max"] > rows["min"]).any():
         return ""
-    words_of = {
-        row: failure if isinstance(failure, str) else failure.get(row, "failed")
-        for row in failed_names
-    }
-    clauses = [
-        f"{_listed(row for row in failed_names if words_of[row] == words)} {words}"
-        for words in dict.fromkeys(words_of.values())
-    ]
+    clause = [f"{_listed(failed_names)} diverged in some seed"] if failed_names else []
     words, _, unit = quantity.partition(" (")
     unit = f" {unit.removesuffix(')')}" if unit else ""
     low, high = ("highest", "lowest") if rising else ("lowest", "highest")
@@ -79,7 +68,7 @@ def best(
         text += f", then {rows.index[1]} ({values[1]}{_distance(rows.iloc[0], rows.iloc[1])})"
     if len(rows) > 2:
         text += f", and {high} for {rows.index[-1]} ({values[-1]})"
-    return sentence("; ".join([f"{setting} {text}".strip(), *clauses]))
+    return sentence("; ".join([f"{setting} {text}".strip(), *clause]))
 
 
 def end(
@@ -102,37 +91,6 @@ def end(
     table = pd.DataFrame.from_dict(ends, "index", columns=["mean", "min", "max"], dtype=float)
     failed = [labels[name] for name, curve in curves.items() if curve.ends]
     return best(table, f"{quantity} at the end", setting, rising, failed)
-
-
-def missed(summary: pd.DataFrame, names: pd.Series, config: Mapping[str, Any]) -> dict[Any, str]:
-    """Say of each row with how many seeds it missed the target, and when its runs crossed it if
-    they ended before they had held it.
-
-    ``summary`` and ``config``: of a study with a target; ``names``: the row of each run.
-    """
-    goal = Target(config["target"], config["target_of"])
-    words = {}
-    for name, runs in summary.groupby(names, sort=False):
-        is_missed = np.isinf(runs["time_to_target"])
-        is_short = is_missed & goal.is_met_by(runs[goal.of])
-        clauses = []
-        if is_short.any():
-            touch = runs.loc[is_short, "first_touch"]
-            ends = dict.fromkeys(map(number_text, (touch.min(), touch.max())))
-            crossed = f"crosses it at {' to '.join(ends)} s{_seeds_text(is_short)}"
-            clauses.append(f"{crossed} but ends before it is held")
-        if (is_missed & ~is_short).any() or not is_short.any():
-            clauses.append(f"missed the target{_seeds_text(is_missed & ~is_short)}")
-        words[name] = " and ".join(clauses)
-    return words
-
-
-def _seeds_text(mask: pd.Series) -> str:
-    """Say with which share of the seeds, one entry for each, something happened."""
-    count, seeds = int(mask.sum()), len(mask)
-    if count < seeds:
-        return f" with {count} of {seeds} seeds"
-    return {1: "", 2: " with both seeds"}.get(seeds, " with every seed")
 
 
 def sentence(text: str) -> str:

@@ -8,11 +8,12 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from asyncsim.base.console import LEAST_SHARE, number_text, wrapped
-from asyncsim.drawing.look import SINGLE, TITLE, TITLE_LINE_HEIGHT
+from asyncsim.drawing.look import BLACK, SINGLE, TITLE, TITLE_LINE_HEIGHT, ink
 
 #: Characters of a title across a single column.
 _TITLE_WIDTH = 50
@@ -32,6 +33,10 @@ _LABELLED_ENDS, _LABEL_SHARE = 6, 0.3
 _LATE = 0.9
 #: Numbers are white on cells darker than this.
 _DARK = 0.55
+#: The height of a panel in a column of a paper (inches).
+_COLUMN_HEIGHT = 2.6
+#: The mark where a run diverged.
+DIVERGED: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
 #: Rows of a legend that every figure has room for.
 _LEGEND_ROWS = 3
 #: Height of each further row (inches).
@@ -61,6 +66,62 @@ def legend_below(
     extra_height = _LEGEND_ROW_HEIGHT * max(0, extra_rows)
     figure.set_figheight(figure.get_figheight() + extra_height)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def finish(
+    figure: Figure,
+    text: str,
+    columns: int = 4,
+    handles: Sequence[Any] | None = None,
+    width: float | None = None,
+) -> None:
+    """Add the legend below all panels, of their ``handles`` if none are given, and the title.
+
+    Crosses of diverged runs have an entry. ``columns``: as in `legend_below`; ``width``: as in
+    `title`.
+    """
+    named = (
+        labelled(figure) if handles is None else {str(each.get_label()): each for each in handles}
+    )
+    if any(line.get_marker() == DIVERGED["marker"] for axes in figure.axes for line in axes.lines):
+        named["diverged"] = Line2D([], [], color=BLACK, **DIVERGED)
+    legend_below(figure, list(named.values()), list(named), columns)
+    title(figure, text, width)
+
+
+def alone(figure: Figure, text: str) -> list[str]:
+    """Keep the panel with a text in its title or along its vertical axis, for a column of a paper:
+    without titles, at most `_COLUMN_HEIGHT` inches high.
+
+    Returns the words of all panels if none has the text.
+    """
+    words = {axes: f"{axes.get_title('left')} {axes.get_ylabel()}".strip() for axes in figure.axes}
+    kept = next((axes for axes in words if text.casefold() in words[axes].casefold()), None)
+    if kept is None or figure.subfigs:
+        return list(words.values())
+    if len(words) > 1:
+        _without_others(figure, kept)
+    kept.set_title("", loc="left")
+    figure.suptitle("").set_in_layout(False)
+    figure.set_figheight(min(figure.get_figheight(), _COLUMN_HEIGHT))
+    return []
+
+
+def _without_others(figure: Figure, kept: Axes) -> None:
+    """Remove all panels but one, and their entries in the legend."""
+    everywhere = labelled(figure)
+    handles = dict(zip(*reversed(kept.get_legend_handles_labels()), strict=True))
+    for legend in figure.legends:
+        names = [entry.get_text() for entry in legend.get_texts()]
+        entries = zip(names, legend.legend_handles, strict=True)
+        handles |= {name: handle for name, handle in entries if name not in everywhere}
+        legend.remove()
+    for axes in figure.axes:
+        if axes is not kept:
+            axes.remove()
+    kept.set_subplotspec(GridSpec(1, 1, figure)[0])
+    kept.tick_params(labelleft=True, labelbottom=True)
+    legend_below(figure, list(handles.values()), list(handles), 4)
 
 
 def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> list[int]:
@@ -107,7 +168,7 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
             textcoords="offset points",
             va="center",
             fontsize=7,
-            color=handles[curves[i]].get_color(),
+            color=ink(handles[curves[i]].get_color()),
         )
     return [number for number in range(len(handles)) if number not in curves]
 

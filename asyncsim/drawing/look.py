@@ -15,7 +15,6 @@ import io
 import itertools
 import os
 import warnings
-import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -26,8 +25,11 @@ import matplotlib
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.category import StrCategoryFormatter
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
@@ -82,6 +84,7 @@ _STYLE = {
     "lines.linewidth": 1.2,
     "pdf.fonttype": 42,
     "savefig.dpi": 300,
+    "svg.hashsalt": "asyncsim",
     "xtick.labelsize": 7,
     "xtick.major.width": 0.6,
     "ytick.labelsize": 7,
@@ -96,6 +99,13 @@ class Look(NamedTuple):
     color: str  #: as matplotlib has it, and so the marker
     line: Any
     label: str  #: for legends
+    width: float = 1.2  #: of the line (points)
+
+    @property
+    def style(self) -> dict[str, Any]:
+        """The arguments of matplotlib's lines."""
+        fields = ("color", "linestyle", "label", "linewidth")
+        return dict(zip(fields, self, strict=True))
 
 
 #: Looks of methods by name; `looks` assigns the rest. A family shares a colour, its members differ
@@ -156,50 +166,38 @@ METHOD_LOOKS = {
     "robust_gossip": Look(ORANGE, (0, (5, 1, 1, 1, 1, 1)), "robust gossip (BRIDGE)"),
 }
 _PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
-#: Colours and lines of methods outside the table.
-_COLORS = (ORANGE, PURPLE, SKY, GREY)
-_LINES = ((0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (2.5, 1)))
+#: Colours, lines and width of a user's own methods; beside them the others are thin.
+_OWN_COLORS = (VERMILLION, BLUE, GREEN, BLACK)
+_OWN_LINES = ("-", (0, (7, 2)), (0, (2.5, 1)), (0, (1, 1)))
+_STRONG, _THIN = 2.0, 0.8
 # The first four differ in both: those who cannot see the colours see the lines.
-_FREE = [(color, _LINES[(i + turn) % 4]) for turn in range(3) for i, color in enumerate(_COLORS)]
+_OWN = [
+    (color, _OWN_LINES[(i + turn) % 4]) for turn in range(3) for i, color in enumerate(_OWN_COLORS)
+]
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Assign each method of a figure its look; up to twelve methods outside `METHOD_LOOKS` all
-    differ.
+    """Assign each method of a figure its look: up to twelve of a user's own are the strongest.
 
     A name with arguments, ``gem(kappa=2)``, belongs to its method's family. The first of a family
-    has its colour; the rest take unused colours, then the family's. A method outside the table gets
-    a colour by its name, or the next one if that is used. For figures that must agree, pass the
-    methods of all of them.
+    has its colour; the rest take unused colours, then the family's. Methods outside `METHOD_LOOKS`
+    keep their names as labels, and have the first colours.
     """
     names = list(names)
-    chosen = {name: appearance for name, appearance in METHOD_LOOKS.items() if name in names}
-    for name in names:
-        method, _, arguments = name.partition("(")
-        if arguments and method in METHOD_LOOKS:
-            appearance = METHOD_LOOKS[method]
-            chosen[name] = appearance._replace(
-                label=f"{appearance.label} ({arguments.replace('_', ' ')}"
-            )
-    firsts = {appearance.color: name for name, appearance in reversed(chosen.items())}
+    own = [name for name in names if name.partition("(")[0] not in METHOD_LOOKS]
+    chosen = {
+        name: Look(*look, name, _STRONG)
+        for name, look in zip(own, itertools.cycle(_OWN), strict=False)
+    }
+    ordered = dict.fromkeys([*(name for name in METHOD_LOOKS if name in names), *names])
+    known = {name: METHOD_LOOKS[name.partition("(")[0]] for name in ordered if name not in own}
+    firsts = {appearance.color: name for name, appearance in reversed((chosen | known).items())}
     free = iter([color for color in _PALETTE if color not in firsts])
-    for name, appearance in chosen.items():
-        if firsts[appearance.color] != name:
-            chosen[name] = appearance._replace(color=next(free, appearance.color))
-    colors, drawn = (
-        {appearance.color for appearance in chosen.values()},
-        {(appearance.color, appearance.line) for appearance in chosen.values()},
-    )
-    used = {place for place, appearance in enumerate(_FREE) if appearance in drawn}
-    for name in sorted(set(names) - set(chosen)):
-        preferred = zlib.crc32(name.encode()) % 4
-        places = sorted(
-            [*range(preferred, len(_FREE)), *range(preferred)],
-            key=lambda place: _FREE[place][0] in colors,
-        )
-        place = next((place for place in places if place not in used), preferred)
-        used.add(place)
-        chosen[name] = Look(*_FREE[place], name.replace("_", " "))
+    for name, (color, line, label, width) in known.items():
+        if arguments := name.partition("(")[2]:
+            label = f"{label} ({arguments.replace('_', ' ')}"
+        color = color if firsts[color] == name else next(free, color)
+        chosen[name] = Look(color, line, label, _THIN if own else width)
     return {name: chosen[name] for name in names}
 
 
@@ -214,6 +212,18 @@ def category_looks(names: Iterable[str]) -> dict[str, Look]:
     """
     colors, lines = itertools.cycle(_CATEGORY_COLORS), itertools.cycle(_CATEGORY_LINES)
     return {name: Look(next(colors), next(lines), name) for name in names}
+
+
+#: Shares of red, green and blue in the luminance, and the largest luminance of text on white: a
+#: contrast of 4.5 to 1.
+_LUMINANCE, _DARK_ENOUGH = np.array([0.2126, 0.7152, 0.0722]), 1.05 / 4.5 - 0.05
+
+
+def ink(color: Any) -> np.ndarray:
+    """Darken a colour until text in it is readable on white; return red, green and blue."""
+    linear = ((np.array(to_rgb(color)) + 0.055) / 1.055) ** 2.4
+    linear *= min(1.0, _DARK_ENOUGH / max(linear @ _LUMINANCE, 1e-9))
+    return np.clip(1.055 * linear ** (1 / 2.4) - 0.055, 0, 1)
 
 
 class Shade(NamedTuple):
@@ -367,6 +377,14 @@ TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
 TITLE_LINE_HEIGHT = 0.134
 
 
+#: The canvas of each format, and the metadata that would change from day to day.
+_FORMATS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "png": (FigureCanvasAgg, ("Software",)),
+    "pdf": (FigureCanvasPdf, ("CreationDate", "Creator", "Producer")),
+    "svg": (FigureCanvasSVG, ("Date", "Creator")),
+}
+
+
 class _Collection(NamedTuple):
     """The figures that are saved inside `collecting`."""
 
@@ -408,10 +426,6 @@ def save(
     InputError
         A file cannot be written.
     """
-    nothing: dict[str, dict[str, Any]] = {
-        "png": {"Software": None},
-        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    }
     paths = []
     _without_empty_logarithms(figure)
     for axes in figure.axes:
@@ -427,23 +441,24 @@ def save(
         figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
         figure.draw_without_rendering()
     figure.set_layout_engine("none")  # text is wider in one format than in another
-    for kind, metadata in nothing.items() if collection.files else ():
+    for kind in ("png", "pdf") if collection.files else ():
         target = Path(path).with_name(f"{Path(path).name}.{kind}")
-        drawn = io.BytesIO()  # on a full disk matplotlib would raise unrelated errors
-        with style():
-            figure.savefig(drawn, format=kind, metadata=metadata)
-        paths.append(
-            write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue()))
-        )
+        drawn = _rendered(figure, kind)  # on a full disk matplotlib would raise unrelated errors
+        paths.append(write_whole(target, functools.partial(Path.write_bytes, data=drawn)))
     if _COLLECTION.get() is not None:
-        drawn, name = io.BytesIO(), Path(path).name
-        with style(), matplotlib.rc_context({"svg.hashsalt": name}):
-            metadata = {"Date": None, "Creator": None}
-            figure.savefig(drawn, format="svg", metadata=metadata, transparent=True)
         caption = str(figure.get_label()) or _first_sentence(drawn_by)
-        collection.figures.append((name, drawn.getvalue(), caption))
+        collection.figures.append((Path(path).name, _rendered(figure, "svg"), caption))
     figure.set_layout_engine(engine)
     return paths
+
+
+def _rendered(figure: Figure, kind: str) -> bytes:
+    """Render a figure that is laid out; ``Figure.savefig`` would draw it twice."""
+    drawn, (canvas, nothing) = io.BytesIO(), _FORMATS[kind]
+    with style():
+        figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
+        getattr(canvas(figure), f"print_{kind}")(drawn, metadata=dict.fromkeys(nothing))
+    return drawn.getvalue()
 
 
 def _first_sentence(function: Callable[..., Any] | None) -> str:

@@ -1,29 +1,90 @@
-"""The figures of a paper: a table of them, the studies that they are drawn from, and the command
-line that draws them.
+"""The figures of a paper or of a study: a table of them, and the studies that they are drawn from.
 
 A paper is a module or a package in ``figures/`` that lists its figures; this module does the rest::
 
     PAPER = Paper("gem", "Figures of ...", STUDIES, FIGURES)
-    draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
+    draw, draw_study = PAPER.draw, PAPER.draw_study
 """
 
-import argparse
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from asyncsim.base.calls import split
-from asyncsim.base.console import note, tell, tell_error
+from asyncsim.base.console import note, tell
 from asyncsim.base.errors import InputError, require_choice
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished, read
 
 #: A column that every summary has.
 _REQUIRED = "seed"
+
+
+class _Choice(NamedTuple):
+    """The reader's choice; see `choosing`."""
+
+    only: Sequence[str]
+    panel: str | None
+    out: Path | None
+    offered: list[str]  #: names of all figures
+    panels: list[str]  #: of figures without the wanted one
+    paths: list[Path]
+
+
+_CHOICE: ContextVar[_Choice | None] = ContextVar("choice", default=None)
+
+
+@contextlib.contextmanager
+def choosing(
+    only: Sequence[str] = (), panel: str | None = None, out: Path | None = None
+) -> Iterator[None]:
+    """Draw only some figures inside, of each one panel, into another folder.
+
+    Raises
+    ------
+    InputError
+        No figure has a name in ``only``, or such a panel (see `layout.alone`).
+    """
+    choice = _Choice(only, panel, out, [], [], [])
+    token = _CHOICE.set(choice)
+    try:
+        yield
+        for name in only:
+            require_choice("only", name, choice.offered)
+        if choice.panels and not choice.paths:
+            names = ", ".join(dict.fromkeys(choice.panels))
+            raise InputError(f"panel = {panel!r}: in no figure; choose from {names}")
+    finally:
+        _CHOICE.reset(token)
+
+
+def _is_wanted(name: str) -> bool:
+    """Return whether the reader wants a figure."""
+    choice = _CHOICE.get()
+    if choice is None:
+        return True
+    choice.offered.append(name)
+    return not choice.only or name in choice.only
+
+
+def _save(figure: Figure | None, path: Path, drawn_by: Callable[..., Any]) -> list[Path]:
+    """Write a figure, if there is one, as the reader wants it; see `look.save`."""
+    if figure is None:
+        return []
+    choice = _CHOICE.get()
+    if choice is None:
+        return look.save(figure, path, drawn_by)
+    if choice.panel is not None and (others := layout.alone(figure, choice.panel)):
+        choice.panels.extend(others)
+        return []
+    paths = look.save(figure, (choice.out or path.parent) / path.name, drawn_by)
+    choice.paths.extend(paths)
+    return paths
 
 
 class Study(NamedTuple):
@@ -102,7 +163,8 @@ class Paper:
         ``study``: folder of one of the paper's studies; for any other, nothing is drawn. Returns
         paths.
         """
-        names = [name for name, drawing in self.figures.items() if drawing.folder == study]
+        named = [name for name, drawing in self.figures.items() if drawing.folder == study]
+        names = [name for name in named if _is_wanted(name)]
         # Without a remedy: missing results were not requested, or failed with a message.
         paths, missing = self._draw(
             names, {study: Path(folder)}, Path(folder), lambda error, _: str(error)
@@ -118,36 +180,14 @@ class Paper:
         command = f"asyncsim study {study.name} {study.options} --out RESULTS/{folder}"
         return f"make them with: {command} ({study.cost})"
 
-    def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Draw figures from the command line; return the exit code (2 for bad input, or if nothing
-        could be drawn).
-        """
+    def listing(self) -> str:
+        """List the figures with the folders of their results."""
         width = max(map(len, self.figures))
-        listed = [
+        lines = [
             f"  {name:<{width}}  {drawing.shows} (results/{drawing.folder})"
             for name, drawing in self.figures.items()
         ]
-        parser = argparse.ArgumentParser(
-            prog=f"asyncsim figures {self.name}",
-            description=self.about,
-            epilog="\n".join(["figures:", *listed]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        parser.add_argument(
-            "--only",
-            help="names of figures with commas between them; all otherwise",
-            metavar="NAMES",
-        )
-        parser.add_argument(
-            "--results", type=Path, default=Path("results"), help="holds a folder for each study"
-        )
-        parser.add_argument(
-            "--out",
-            type=Path,
-            help=f"where to draw; {self.name} in the folder of results otherwise",
-        )
-        options = parser.parse_args(arguments)
-        return report(lambda: self.draw(options.results, options.out, split(options.only or "")))
+        return "\n".join([self.about, *lines])
 
     def _draw(
         self,
@@ -173,8 +213,7 @@ class Paper:
                 except InputError as error:
                     missing.setdefault(message(error, name), []).append(name)
                     continue
-                if figure is not None:
-                    paths += look.save(figure, out / name, drawing.draw)
+                paths += _save(figure, out / name, drawing.draw)
                 measured += rows
         if measured and self.keep is not None:
             paths.append(self.keep(measured, out))
@@ -193,11 +232,12 @@ def drawer(
     def draw(folder: str | os.PathLike) -> list[Path]:
         finished = read(folder, study, columns)
         with look.style():
-            paths: list[Path] = []
-            for name, make in figures.items():
-                if (figure := make(finished)) is not None:
-                    paths += look.save(figure, finished.folder / name, make)
-            return paths
+            wanted = {name: make for name, make in figures.items() if _is_wanted(name)}
+            return [
+                path
+                for name, make in wanted.items()
+                for path in _save(make(finished), finished.folder / name, make)
+            ]
 
     return draw
 
@@ -212,14 +252,3 @@ def _read(folder: Path, study: str) -> Finished:
             f"folder = {str(folder)!r}: its summary.csv lacks {_REQUIRED}; copy it again"
         )
     return results
-
-
-def report(draw: Callable[[], Iterable[Path]]) -> int:
-    """Draw figures and print their paths, or the error; return the exit code (2 for bad input)."""
-    try:
-        for path in draw():
-            print(path)
-    except InputError as error:
-        tell_error(error)
-        return 2
-    return 0

@@ -348,10 +348,8 @@ def _draw_staleness_theory(
     name = (
         "n = " if theory.mean == workers else "n \u2212 1 = " if theory.mean == workers - 1 else ""
     )
-    conserved = theory.mean_law == "conserved"
-    mean_name = "conserved mean" if conserved else f"mean of {theory.mean_law}"
-    label = f"long-run {mean_name}: {name}{round(theory.mean, 1):g}"
-    if conserved and starved:
+    label = f"long-run conserved mean: {name}{round(theory.mean, 1):g}"
+    if starved:
         label += "\nwith workers that never commit"
     axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=label)
     if theory.std is not None:

@@ -214,7 +214,7 @@ async function animate(show, traces, place) {
       pen.fillText(`diverged at ${round(film.ended)} s`, 10, 22);
     }
     const loss = lossAt(film, time);
-    film.status.textContent = `: ${done.toLocaleString("en")} commits, last evaluated training loss ${round(loss)}`;
+    film.status.textContent = `: ${done.toLocaleString("en")} commits, training loss ${round(loss)}`;
     film.status.dataset.loss = loss === null ? "" : String(loss);
   }
 

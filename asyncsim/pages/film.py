@@ -1,4 +1,4 @@
-"""The frames of an animation: the position and phase of each worker, and the loss."""
+"""The frames of an animation: the position of each worker, and the loss; see `Film`."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,6 @@ import pandas as pd
 from asyncsim.base.errors import InputError
 from asyncsim.replays.run import POSITION, Run, leaders
 from asyncsim.traces.columns import GOSSIP
-from asyncsim.traces.phases import IN_WORDS, phases
 from asyncsim.traces.trace import Trace
 
 #: Largest number of drawn workers; of more workers an evenly spread selection is drawn.
@@ -20,8 +19,6 @@ _SAMPLE = 4000
 _BEND = 0.6
 #: Forces on the replicas of methods.
 _FORCES = dict.fromkeys(("aeasgd", "eamsgd", "easgd", "parle"), "spring") | {"lsgd": "leader"}
-#: Largest number of drawn messages between workers.
-_MOST_MESSAGES = 20_000
 
 
 class Film(NamedTuple):
@@ -32,24 +29,13 @@ class Film(NamedTuple):
     title : str
     workers : Int[ndarray, "W"]
         The drawn workers.
-    phase : UInt8[ndarray, "F W"]
-        The worker's phase, an index into ``names``; ``len(names)`` for none.
-    progress : UInt8[ndarray, "F W"]
-        Progress of the phase; 255 at its end.
     offset : Float[ndarray, "F W 2"]
         The worker's read minus the central variable, projected to a plane and stretched to the
-        length of the whole difference; NaN if unknown. Without a server, on a circle.
-    names : tuple of str
-        The phases.
-    commits : Int[ndarray, "F"]
-        Commits so far.
+        length of the whole difference; NaN if unknown. None without a server.
     loss : list of [time, loss]
         The training loss at the run's evaluations.
     ended : float or None
         Time at which the run diverged (s).
-    messages : Float[ndarray, "messages 4"] or None
-        Without a server: sender and receiver (indices into ``workers``), time of sending and of
-        mixing (s).
     force : {"spring", "leader", ""}
         The force on replicas: springs to the central variable, or a pull to a leader.
     leader : Int[ndarray, "F"]
@@ -58,39 +44,11 @@ class Film(NamedTuple):
 
     title: str
     workers: np.ndarray
-    phase: np.ndarray
-    progress: np.ndarray
-    offset: np.ndarray
-    names: tuple[str, ...]
-    commits: np.ndarray
+    offset: np.ndarray | None
     loss: list[list[float]]
     ended: float | None
-    messages: np.ndarray | None
     force: str
     leader: np.ndarray
-
-    def under_way(
-        self, frame: int, time: float, places: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the lines of a frame, the points of what is under way along them, and the workers
-        whose message or reply each point is; ``places``: of the workers.
-        """
-        if self.messages is not None:
-            ends, (sent, mixed) = self.messages[:, :2].astype(int), self.messages[:, 2:].T
-            now = np.flatnonzero((sent <= time) & (time < mixed))
-            share = (time - sent[now]) / (mixed[now] - sent[now])
-            senders, (begin, end) = ends[now, 0], places[ends[now]].swapaxes(0, 1)
-            lines = places[np.unique(np.sort(ends), axis=0)]
-        else:  # workers are pulled to the present leader, else to the central variable
-            leader = self.leader[frame]
-            centre = places[leader] if leader >= 0 else np.zeros(2)
-            lines = np.stack([np.broadcast_to(centre, places.shape), places], axis=1)
-            names = np.array([*self.names, ""])[self.phase[frame]]
-            senders = np.flatnonzero(np.isin(names, ("sending", "returning")))
-            share = self.progress[frame, senders] / 255
-            share = np.where(names[senders] == "sending", 1 - share, share)
-            begin, end = np.zeros((len(senders), 2)), places[senders]
-        return lines, begin + share[:, None] * (end - begin), senders
 
 
 def frame_times(traces: Sequence[Trace], frames: int) -> np.ndarray:
@@ -114,17 +72,11 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
         )
     count = min(trace.workers, MOST_WORKERS)
     workers = np.unique(np.linspace(0, trace.workers - 1, count).round().astype(int))
-    phase, progress, names = _doing(trace, workers, times)
     accepted = trace.accepted.frame
     commits = np.searchsorted(accepted["commit_time"].to_numpy(), times, side="right")
     ended = None if run.diverged_at is None else float(run.commits["commit_time"].iloc[-1])
-    messages = None
-    if trace.protocol == GOSSIP:
-        messages = _messages(trace, workers)
-        angle = 2 * np.pi * np.arange(len(workers)) / len(workers) - np.pi / 2
-        circle = np.stack([np.cos(angle), -np.sin(angle)], -1)
-        offset = np.broadcast_to(circle, (len(times), *circle.shape))
-    else:
+    offset = None
+    if trace.protocol != GOSSIP:
         offset = _in_a_plane(_away(run, trace, workers, times, commits, title))
         if ended is not None:
             offset[times > ended] = np.nan
@@ -139,20 +91,7 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
         place[workers] = np.arange(len(workers))
         elected = np.r_[-1, place[leaders(run.commits, trace.workers)]]
         leader = elected[np.minimum(commits, len(run.commits))]
-    return Film(
-        title,
-        workers,
-        phase,
-        progress,
-        offset,
-        names,
-        commits,
-        loss,
-        ended,
-        messages,
-        force,
-        leader,
-    )
+    return Film(title, workers, offset, loss, ended, force, leader)
 
 
 def _away(
@@ -181,7 +120,7 @@ def scale(films: Sequence[Film]) -> tuple[float, float]:
     The axis of distances is linear up to the first and logarithmic beyond it, so that a diverging
     run and a converging one can be seen side by side.
     """
-    lengths = [np.linalg.norm(film.offset, axis=-1) for film in films if film.messages is None]
+    lengths = [np.linalg.norm(film.offset, axis=-1) for film in films if film.offset is not None]
     largest = [
         float(np.nanquantile(values, 0.98)) for values in lengths if np.isfinite(values).any()
     ]
@@ -211,32 +150,6 @@ def rings(bend: float, largest: float) -> list[tuple[float, float]]:
     powers = 10.0 ** np.arange(np.floor(np.log10(bend)) + 1, np.floor(np.log10(largest)) + 1)
     steps = [inside, *powers[:: max(1, -(-len(powers) // 3))]]
     return [(float(step), float(_radius(np.float64(step), bend, largest))) for step in steps]
-
-
-def _doing(
-    trace: Trace, workers: np.ndarray, times: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return each worker's phase and its progress in each frame, and the names of the phases."""
-    intervals = phases(trace, workers.tolist())
-    place = {int(worker): column for column, worker in enumerate(workers)}
-    phase = np.full((len(times), len(workers)), len(IN_WORDS), np.uint8)
-    progress = np.zeros_like(phase)
-    for code, name in enumerate(IN_WORDS):
-        table = intervals[intervals["phase"] == name]
-        begin, end = table["begin"].to_numpy(), table["end"].to_numpy()
-        first, last = (
-            np.searchsorted(times, begin, side="left"),
-            np.searchsorted(times, end, side="left"),
-        )
-        lengths = np.maximum(last - first, 0)
-        of = np.repeat(np.arange(len(table)), lengths)
-        frame = first[of] + np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        column = np.array([place[int(worker)] for worker in table["worker"]], int)[of]
-        phase[frame, column] = code
-        progress[frame, column] = (
-            255 * (times[frame] - begin[of]) / np.maximum(end - begin, 1e-300)[of]
-        )
-    return phase, progress, tuple(IN_WORDS)
 
 
 def _reads(trace: Trace, workers: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -272,21 +185,3 @@ def _in_a_plane(away: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(away, axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(inside > 0, flat_in_plane / inside * lengths, 0 * flat_in_plane)
-
-
-def _messages(trace: Trace, workers: np.ndarray) -> np.ndarray:
-    """Return the messages between drawn workers, from their sender's commit until they are mixed;
-    see `Film`. An exchange takes no time.
-    """
-    frame, receipts = trace.frame, trace.taken_up
-    of, commit_time = frame["worker"].to_numpy(), frame["commit_time"].to_numpy()
-    row, source = receipts["row"].to_numpy(), receipts["source"].to_numpy()
-    mixed = frame["start_time"].to_numpy() if trace.source.takes_up == "read" else commit_time
-    place = np.full(trace.workers, -1)
-    place[workers] = np.arange(len(workers))
-    messages = np.stack([place[of[source]], place[of[row]], commit_time[source], mixed[row]], -1)
-    pairs = np.flatnonzero(frame["partner"] >= 0)
-    ends = place[of[pairs]], place[frame["partner"].to_numpy()[pairs]]
-    messages = np.concatenate([messages, np.stack([*ends, *[commit_time[pairs]] * 2], -1)])
-    messages = messages[(messages[:, :2] >= 0).all(1) & (messages[:, 0] != messages[:, 1])]
-    return messages[:: max(1, -(-len(messages) // _MOST_MESSAGES))]

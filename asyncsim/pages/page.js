@@ -119,7 +119,8 @@ function file(parent, { name, link, columns, words, rows, count, constant }) {
 document.title = data.title;
 $("origin").textContent = data.origin;
 // The answer is the first line; a page without one has its title there.
-$("title").textContent = data.verdict ?? data.title;
+// An option stays on one line.
+$("title").append(...(data.verdict ?? data.title).split(/(--\S+)/).map((part) => (part.startsWith("--") ? element("span", part, null, "option") : part)));
 const [question, ...rest] = data.question;
 $("question").textContent = [data.verdict ? data.title : null, question].filter(Boolean).join(". ");
 if (rest.length) {

@@ -23,7 +23,6 @@ from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import collecting
 from asyncsim.pages.film import (
     MOST_WORKERS,
-    Film,
     film,
     frame_times,
     on_screen,
@@ -48,9 +47,8 @@ _ASSETS = {
     "/* animation */": "animation.js",
     "/* script */": "page.js",
 }
-#: Largest numbers: rows of a table, frames of the animation in a study's page, and frames of an
-#: animation page.
-_MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
+#: Largest numbers of rows of a table and of frames of an animation.
+_MOST_ROWS, _MOST_FRAMES = 2000, 400
 #: Largest size of the films in an animation, in bytes: with many workers there are fewer frames.
 _MOST_BYTES = 2_000_000
 #: The integer for an offset of 1 in the page's data, and the integer for an unknown place.
@@ -111,26 +109,9 @@ def write_page(
         "tables": [{**_table(file, out), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
         "timelines": _timelines(folder, chosen),
-        "animation": animation(chosen, _FRAMES) if chosen and config.get("animate") else None,
+        "animation": animation(chosen) if chosen and config.get("animate") else None,
     }
     return _write(out or folder / results.PAGE, page)
-
-
-def write_animation(chosen: Sequence[Shown], path: Path, frames: int = MOST_FRAMES) -> Path:
-    """Write a page with the animation of runs, given by titles, runs and traces, on one clock."""
-    title = " and ".join(name for name, _, _ in chosen)
-    empty: dict[str, Any] = {
-        "origin": "asyncsim",
-        "verdict": None,
-        "question": [],
-        "answer": [],
-        "command": None,
-        "figures": [],
-        "tables": [],
-        "config": None,
-        "timelines": _timelines(path.parent, chosen),
-    }
-    return _write(path, {**empty, "title": title, "animation": animation(chosen, frames)})
 
 
 def _timelines(folder: Path, chosen: Sequence[Shown]) -> list[dict[str, Any]]:
@@ -147,19 +128,14 @@ def _timelines(folder: Path, chosen: Sequence[Shown]) -> list[dict[str, Any]]:
     return []
 
 
-def films_of(chosen: Sequence[Shown], frames: int) -> tuple[np.ndarray, list[Film]]:
-    """Return the times (s) of the frames, limited by the page's size, and a film of each run."""
-    workers = min(MOST_WORKERS, max(trace.workers for _, _, trace in chosen))
-    frames = max(2, min(frames, MOST_FRAMES, _MOST_BYTES // (6 * workers * len(chosen))))
-    times = frame_times([trace for _, _, trace in chosen], frames)
-    return times, [film(run, trace, times, title) for title, run, trace in chosen]
-
-
-def animation(chosen: Sequence[Shown], frames: int) -> dict[str, Any]:
+def animation(chosen: Sequence[Shown]) -> dict[str, Any]:
     """Return an animation's data for the page's script: arrays as base64, the rest as JSON."""
-    times, films = films_of(chosen, frames)
+    most = min(MOST_WORKERS, max(trace.workers for _, _, trace in chosen))
+    frames = max(2, min(_MOST_FRAMES, _MOST_BYTES // (6 * most * len(chosen))))
+    times = frame_times([trace for _, _, trace in chosen], frames)
+    films = [film(run, trace, times, title) for title, run, trace in chosen]
     bend, largest = scale(films)
-    gossips = films[0].messages is not None
+    gossips = films[0].offset is None
     losses = [loss for film in films for _, loss in film.loss if loss > 0]
     first = max((film.loss[0][1] for film in films if film.loss), default=1.0)
     high = min(max(losses, default=1.0), 10 * first) if first > 0 else 1.0
@@ -196,7 +172,9 @@ def animation(chosen: Sequence[Shown], frames: int) -> dict[str, Any]:
                 "title": film.title,
                 "trace": number,
                 "workers": film.workers.tolist(),
-                "places": None if film.messages is not None else _places(film, bend, largest),
+                "places": None
+                if film.offset is None
+                else _places(on_screen(film.offset, bend, largest)),
                 "loss": film.loss,
                 "ended": film.ended,
                 "force": film.force,
@@ -213,9 +191,8 @@ def _time_of_commit(trace: Trace, number: int) -> float:
     return float(times[min(number, len(times)) - 1])
 
 
-def _places(film: Film, bend: float, largest: float) -> dict[str, Any]:
-    """Pack the places of a film's workers in each frame: both axes, `_NOWHERE` if unknown."""
-    places = on_screen(film.offset, bend, largest)
+def _places(places: np.ndarray) -> dict[str, Any]:
+    """Pack the places of workers in each frame: both axes, `_NOWHERE` if unknown."""
     integers = np.where(np.isfinite(places), np.round(np.nan_to_num(places) * _UNIT), _NOWHERE)
     return pack({"x": integers[..., 0].ravel(), "y": integers[..., 1].ravel()})
 

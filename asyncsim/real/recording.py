@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import note
+from asyncsim.base.console import Progress, note
 from asyncsim.base.errors import (
     InputError,
     require_choice,
@@ -25,7 +25,6 @@ from asyncsim.base.errors import (
     require_positive,
 )
 from asyncsim.base.files import field_values
-from asyncsim.base.progress import Progress
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
 from asyncsim.real.arrays import RECORDER, Computing, Task
@@ -457,7 +456,7 @@ def _counting(task: Task, timeout: float, progress: bool | None) -> Iterator[Any
         def advance(commits: int) -> None:
             nonlocal last, grown
             if commits > last:
-                bar.update(commits - last)
+                bar.advance(commits)
                 last, grown = commits, time.monotonic()
             if time.monotonic() - grown > timeout:
                 raise InputError(

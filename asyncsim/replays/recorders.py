@@ -344,7 +344,7 @@ def positions(dimensions: int = 48) -> Recorder:
     Each coordinate is the sum of a part of the parameters with random signs, the same in all runs:
     the mean square keeps a vector's length, with a relative deviation of about
     ``sqrt(1 / (2 dimensions))``. A worker's read is the central variable of its version, so these
-    coordinates give all distances between reads and the central variable: `asyncsim animate` draws
+    coordinates give all distances between reads and the central variable: a page's animation draws
     them.
 
     Parameters

@@ -1,15 +1,15 @@
 """Replay: the real gradients of a trace, in batches, with the results of an event loop."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from asyncsim.base.console import Progress
 from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
-from asyncsim.base.progress import Progress
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods.method import Method
@@ -40,6 +40,8 @@ from asyncsim.traces.trace import Trace
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
+#: Of the commits so far, the distance to the next early evaluation.
+_GROWTH = 0.1
 
 
 def replay(
@@ -50,6 +52,7 @@ def replay(
     *,
     precision: str = "float32",
     evaluate_every: int | None = None,
+    evaluate_until: Callable[[Mapping[str, float]], bool] | None = None,
     attack: Attack | str | None = None,
     record: Sequence[Recorder] = (),
     progress: bool | None = None,
@@ -72,6 +75,9 @@ def replay(
         Worker steps (commits divided by workers) between evaluations on the whole data; else 20
         evaluations. The start and the end are always evaluated. The evaluation of three examples
         takes about as long as the gradient of one.
+    evaluate_until : callable, optional
+        Also evaluates more densely, until it returns True for an evaluation: after every commit at
+        first, then after each tenth more commits, where this is closer than ``evaluate_every``.
     attack : Attack or str, optional
         Replaces the messages of some workers: ``asyncsim.attacks.alie(workers=3)``.
     record : sequence of Recorder
@@ -127,7 +133,10 @@ def replay(
     if progress is not None:
         require_switch("progress", progress)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
-        stops = evaluation_stops(trace.accepted, evaluate_every)
+        regular = evaluation_stops(trace.accepted, evaluate_every)
+        stops = regular
+        if evaluate_until is not None:
+            stops = evaluation_stops(trace.accepted, evaluate_every, growing=True)
         warn_of_weakness(parse_attack(attack), trace.workers)
         running = Replay(
             trace,
@@ -139,7 +148,7 @@ def replay(
             attack=attack,
             record=record,
         )
-        run_to_the_end(running.running, stops, method.name, progress)
+        run_to_the_end(running.running, regular, method.name, progress, stops, evaluate_until)
         return running.result()
 
 
@@ -295,9 +304,17 @@ def running_of(
 
 
 def run_to_the_end(
-    running: Running, stops: np.ndarray, description: str, progress: bool | None
+    running: Running,
+    stops: np.ndarray,
+    description: str,
+    progress: bool | None,
+    early_stops: Sequence[int] | np.ndarray = (),
+    evaluate_until: Callable[[Mapping[str, float]], bool] | None = None,
 ) -> None:
-    """Advance to the last commit, evaluate at each stop, and show the progress."""
+    """Advance to the last commit, evaluate at each stop, and show the progress.
+
+    At the early stops, too, until an evaluation satisfies ``evaluate_until``.
+    """
     commits = len(running.trace)
     with Progress(commits, description, "commit", progress) as bar:
 
@@ -307,9 +324,10 @@ def run_to_the_end(
             bar.say("")
             return rows
 
-        for row in evaluate():
+        evaluated = evaluate()
+        for row in evaluated:
             _require_finite(row)
-        for stop in np.union1d(stops, commits):
+        for stop in np.union1d(np.union1d(stops, early_stops), commits):
             try:
                 running.advance(stop)
             except jax.errors.UnexpectedTracerError as error:  # does not name the place
@@ -318,9 +336,10 @@ def run_to_the_end(
                     "one call to the next, "
                     "in a list or a global say; return it as its state instead"
                 ) from error
-            bar.update(running.position - bar.n)
-            if stop in stops and not running.over:
-                evaluate()
+            bar.advance(running.position)
+            is_early = evaluate_until is not None and not any(map(evaluate_until, evaluated))
+            if (is_early or stop in stops) and not running.over:
+                evaluated += evaluate()
             if running.over:
                 break
 
@@ -422,8 +441,10 @@ def _check_windows(trace: Trace) -> None:
         )
 
 
-def evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
+def evaluation_stops(trace: Trace, evaluate_every: int | None, growing: bool = False) -> np.ndarray:
     """Return the numbers of commits after which a run is evaluated; the trace is an accepted one.
+
+    ``growing``: also after every commit at first, at distances that grow up to the regular one.
 
     Each completes a version: in between a server that waits for several messages may have moved the
     central variable, which no worker reads before the version is complete.
@@ -434,6 +455,12 @@ def evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
     else:
         step = require_count("evaluate_every", evaluate_every) * trace.workers
         targets = np.r_[np.arange(step, commits, step), commits]
+    if growing:
+        step, early = int(targets[0] if evaluate_every is not None else commits // _EVALUATIONS), 0
+        while (gap := max(1, int(early * _GROWTH))) < step:
+            early += gap
+            targets = np.append(targets, early)
+        targets = np.unique(np.minimum(targets, commits))
     complete = 1 + np.flatnonzero(trace.frame["outcome"] == "applied")
     before = np.searchsorted(complete, targets, side="right")
     # The start is always evaluated, and is no stop.

@@ -21,7 +21,7 @@ from asyncsim.study.results import index_folder
 #: Rows of a table without --all.
 _ROWS = 40
 #: Commands whose arguments may be tags.
-_WITH_NAMES = ("warp", "show", "tag", "diff", "animate")
+_WITH_NAMES = ("warp", "show", "tag")
 
 
 def _parser(command: Callable[..., Any]) -> Parser:
@@ -142,48 +142,6 @@ def show(arguments: Sequence[str]) -> int:
         _open(write_contents(known.entries()))
     else:
         _show(known.find(name).folder)
-    return 0
-
-
-def diff(arguments: Sequence[str]) -> int:
-    """Print the options that differ in two studies; draw both on the same axes."""
-    parser = _parser(diff)
-    parser.add_argument("first", help="a tag, or a folder of results")
-    parser.add_argument("second", help="another")
-    parser.add_argument("--measure", help="the measure to draw: train_loss, test_accuracy, ...")
-    parser.add_argument(
-        "--out", help="path of the figure without its ending; by default from the two names"
-    )
-    from asyncsim.runs.difference import report  # loads matplotlib
-
-    report(**vars(parser.parse_args(arguments)))
-    return 0
-
-
-def animate(arguments: Sequence[str]) -> int:
-    """Write a page in which the workers of one or two runs move around the central variable, or
-    send messages along a graph.
-
-    Workers around a server need a study that was run with --animate.
-    """
-    parser = _parser(animate)
-    parser.add_argument("name", help="a tag, or a folder of results")
-    parser.add_argument(
-        "--runs",
-        nargs="+",
-        metavar="RUN",
-        help="one or two of its runs; by default runs of two methods",
-    )
-    parser.add_argument(
-        "--frames", type=int, help="at most 1500, which is the default; 300 for a GIF or MP4"
-    )
-    parser.add_argument(
-        "--out", help="the file: .html, .gif or .mp4 (with ffmpeg); by default NAME-animation.html"
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
-    from asyncsim.runs import animation  # loads matplotlib
-
-    print(animation.animate(**vars(parser.parse_args(arguments))))
     return 0
 
 
@@ -336,8 +294,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "tag": tag,
     "warp": warp,
     "show": show,
-    "diff": diff,
-    "animate": animate,
     "cite": cite,
     "export": export,
     "calibrate": calibrate,

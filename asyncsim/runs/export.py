@@ -1,4 +1,4 @@
-"""Export a study: tidy CSV tables of its runs, their commits, evaluations and curves.
+"""Export a study: tidy CSV tables of its runs, their commits and evaluations.
 
 All cells can be read by R, by pandas and by LaTeX's pgfplots, which knows no quotes: texts contain
 no commas, names of columns are letters, digits and underscores, and missing numbers are ``nan``.
@@ -77,20 +77,4 @@ def _tables(folder: Path) -> dict[str, pd.DataFrame]:
             table = table.assign(run=number, **labels)
             parts.append(table[["run", *labels, *table.columns.drop(["run", *labels])]])
         tables[f"{file}.csv"] = pd.concat(parts, ignore_index=True)
-    keys.remove("seed")
-    tables["curves.csv"] = _curves(tables["evaluations.csv"], keys)
     return tables
-
-
-def _curves(evaluations: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Average the evaluations over the seeds, at equal worker steps."""
-    groups = evaluations.groupby([*keys, "worker_step"], sort=False, dropna=False)
-    measures = evaluations.columns.drop([*keys, "run", "seed", "worker_step", "commit"])
-    columns = {"seeds": groups["seed"].nunique()}
-    for measure in measures:
-        columns[measure] = groups[measure].mean()
-        columns[f"{measure}_least"] = groups[measure].min()
-        columns[f"{measure}_most"] = groups[measure].max()
-    curves = pd.DataFrame(columns).reset_index()
-    curves.insert(0, "curve", curves.groupby(keys, sort=False, dropna=False).ngroup())
-    return curves

@@ -11,7 +11,7 @@ after a message that was given up. Without a server see `asyncsim.simulation.pee
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from simpy.events import NORMAL, EventPriority
@@ -19,7 +19,8 @@ from simpy.events import NORMAL, EventPriority
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.simulation.clock import Clock, Record
-from asyncsim.simulation.station import Station, Worker
+from asyncsim.simulation.gates import Gate
+from asyncsim.simulation.station import OpenStation, Station, Step, Worker
 from asyncsim.simulation.weather import Incidents, Weather
 from asyncsim.traces.columns import (
     APPLIED,
@@ -32,9 +33,6 @@ from asyncsim.traces.columns import (
     SPELLS,
     TABLES,
 )
-
-if TYPE_CHECKING:
-    from asyncsim.simulation.world import World
 
 #: Rows and spells without an accepted message after which a run ends in an error; more per worker.
 FRUITLESS, FRUITLESS_OF_A_WORKER = 100_000, 1_000
@@ -202,6 +200,33 @@ class Absences:
             self._lives.begin_life(index)
 
 
+class Visitors(Protocol):
+    """Workers of a server, and their rows; see `asyncsim.simulation.world.World`."""
+
+    cluster: Cluster
+    clock: Clock
+    gate: Gate
+    server: Station | OpenStation
+    steps: Record
+    causes: Record
+    lives: list[Worker | None]
+    computing: dict[int, Worker]
+    resume: Step
+    enter: Step
+
+    def begin_life(self, index: int) -> Worker:
+        """Begin a life of a worker."""
+
+    def add_row(self, index: int, outcome: int, failed_by: int) -> None:
+        """Record a job that did not end with a message."""
+
+    def stop_outdated(self) -> None:
+        """Stop computations that are too stale."""
+
+    def close(self) -> None:
+        """Drop all messages at the servers."""
+
+
 class ServerAbsences(Absences):
     """The failures of a run with a server, and the rows that they end.
 
@@ -216,7 +241,7 @@ class ServerAbsences(Absences):
         The number of losses of each worker's state before its computation began.
     """
 
-    def __init__(self, world: "World", weather: Weather):
+    def __init__(self, world: Visitors, weather: Weather):
         fruitless = "the server got no message"
         super().__init__(world.cluster, weather, world.clock, world.steps, self, fruitless)
         self._world = world

@@ -1,17 +1,15 @@
 """Servers that each hold a shard of the parameters, and messages that visit all of them at once."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from asyncsim.simulation.clock import Record
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.simulation.clock import Clock, Record
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.gates import Gate, gate_of
 from asyncsim.simulation.station import OpenStation, Station, Step, Worker, waiting_room
 from asyncsim.traces.bookkeeping import READ_RECORD, STEP_RECORD
 from asyncsim.traces.columns import DISCARDED
-
-if TYPE_CHECKING:
-    from asyncsim.simulation.world import World
 
 
 class Versions:
@@ -27,9 +25,9 @@ class Versions:
         The messages or their parts, and the reads, in the order in which their services ended.
     """
 
-    def __init__(self, world: "World"):
-        n = world.cluster.workers
-        self.gate: Gate = gate_of(world.cluster.policy, n, world.first)
+    def __init__(self, cluster: Cluster, members: Iterable[int]):
+        n = cluster.workers
+        self.gate: Gate = gate_of(cluster.policy, n, members)
         self.last_read, self.read_version = [0] * n, [0] * n
         self.steps, self.reads = Record(STEP_RECORD), Record(READ_RECORD)
 
@@ -45,17 +43,17 @@ class Shard(Versions):
         Ends the names of the server's random streams; empty for the first server.
     """
 
-    def __init__(self, world: "World", number: int):
-        super().__init__(world)
-        cluster, clock, n = world.cluster, world.clock, world.cluster.workers
+    def __init__(
+        self, cluster: Cluster, members: Iterable[int], clock: Clock, seed: int, number: int
+    ):
+        super().__init__(cluster, members)
+        n = cluster.workers
         self.stream = f" shard {number}" if number else ""
-        service = delays([cluster.service] * n, world.seed, f"service{self.stream}")
+        service = delays([cluster.service] * n, seed, f"service{self.stream}")
         self.station: Station | OpenStation = (
             OpenStation(clock, n, service)
             if cluster.discipline == "lock_free"
-            else Station(
-                clock, n, service, waiting_room(cluster.discipline, world.seed, self.stream)
-            )
+            else Station(clock, n, service, waiting_room(cluster.discipline, seed, self.stream))
         )
 
 
@@ -64,13 +62,27 @@ class SplitMessages(Versions):
 
     Its versions count messages: a message is committed, or read, with the last of its parts. A
     message is discarded if all servers discard their parts.
+
+    Parameters
+    ----------
+    cluster, members, clock
+        As of a `Shard`.
+    lives, accepted : list
+        As of `World`.
     """
 
-    def __init__(self, world: "World", servers: int):
-        super().__init__(world)
-        n = world.cluster.workers
-        self._world, self._servers = world, servers
-        self._parts = [[Worker(world.clock, index) for index in range(n)] for _ in range(servers)]
+    def __init__(
+        self,
+        cluster: Cluster,
+        members: Iterable[int],
+        clock: Clock,
+        lives: list[Worker | None],
+        accepted: list[int],
+    ):
+        super().__init__(cluster, members)
+        n, servers = cluster.workers, cluster.server_count
+        self._lives, self._accepted, self._servers = lives, accepted, servers
+        self._parts = [[Worker(clock, index) for index in range(n)] for _ in range(servers)]
         self._uncommitted, self._unread, self._under_way, self._accepted_parts = (
             [0] * n for _ in range(4)
         )
@@ -97,7 +109,7 @@ class SplitMessages(Versions):
         """Return the function that records a part, and its message if the part is the last."""
         parts, messages = shard.steps.entries.extend, self.steps.entries.extend
         uncommitted, accepted_parts = self._uncommitted, self._accepted_parts
-        gate, accepted = self.gate, self._world.accepted.append
+        gate, accepted = self.gate, self._accepted.append
 
         def record(row: tuple[Any, ...]) -> None:
             parts(row)
@@ -133,12 +145,11 @@ class SplitMessages(Versions):
 
     def join(self, next_step: Step) -> Step:
         """Return the step that waits for the answers of all servers before a worker continues."""
-        lives = self._world.lives
 
         def join(part: Worker) -> None:
             index = part.index
             self._under_way[index] -= 1
-            worker = lives[index]
+            worker = self._lives[index]
             # The steps go by parts; from here on the worker itself continues.
             if not self._under_way[index] and worker is not None:
                 next_step(worker)

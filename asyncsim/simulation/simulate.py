@@ -8,9 +8,8 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from asyncsim.base.console import on_a_terminal
+from asyncsim.base.console import Progress, on_a_terminal
 from asyncsim.base.errors import InputError, require_count, require_memory
-from asyncsim.base.progress import Progress
 from asyncsim.base.threads import require_wanted
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.workers import WORKER_BYTES
@@ -112,7 +111,7 @@ def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]
 
     def report(count: int) -> None:
         require_wanted()
-        bar.update(count - bar.n)
+        bar.advance(count)
 
     with Progress(commits, "simulate", "commit", is_shown=True) as bar:
         yield report

@@ -68,15 +68,19 @@ class World:
         self.weather = Weather(failures, n, cluster.sites, seed) if failures else None
         present = [True] * n if self.weather is None else self.weather.present
         self.first = [index for index in range(n) if present[index]]
-        self.shards = [Shard(self, number) for number in range(cluster.server_count)]
+        self.lives: list[Worker | None] = [None] * n
+        self.accepted: list[int] = []
+        servers = range(cluster.server_count)
+        self.shards = [Shard(cluster, self.first, self.clock, seed, number) for number in servers]
         self._split = (
-            SplitMessages(self, cluster.server_count) if cluster.server_count > 1 else None
+            SplitMessages(cluster, self.first, self.clock, self.lives, self.accepted)
+            if cluster.server_count > 1
+            else None
         )
         messages = self._split or self.shards[0]
         self.gate, self.steps, self.reads = messages.gate, messages.steps, messages.reads
         self._last_read, self._read_version = messages.last_read, messages.read_version
         self.server = self.shards[0].station
-        self.lives: list[Worker | None] = [None] * n
         self.computing: dict[int, Worker] = {}  # where computations may be stopped
         self._stops = cluster.policy.stops_computations and self._split is None
         self._trial_times = cluster.policy.trial_times(n)
@@ -85,7 +89,6 @@ class World:
         self._began_from: dict[int, list[int]] = defaultdict(
             list
         )  # workers by the version they began from
-        self.accepted: list[int] = []
         self.start_time, self.send_time = array("d", [0.0]) * n, array("d", [0.0]) * n
         self._visit_counts = [0] * n
         # It schedules the first failures: events of one instant happen in the order of scheduling.

@@ -7,23 +7,8 @@ into a folder of `results`. `finished` reads results, and presents tables whose 
 names, titles and axes.
 """
 
-from typing import TYPE_CHECKING, Any
-
-from asyncsim.study.command import INTERRUPTED, main, overview, set_up_jax
+from asyncsim.study.command import INTERRUPTED, configure, main, overview, set_up_jax
 from asyncsim.study.loading import hidden, load, load_file, shipped, studies
-
-if TYPE_CHECKING:
-    from asyncsim.study.configuring import configure
-else:
-
-    def __getattr__(name: str) -> Any:
-        # `asyncsim --help` does without the options of studies, and what they import.
-        if name != "configure":
-            raise AttributeError(f"module 'asyncsim.study' has no attribute {name!r}")
-        from asyncsim.study.configuring import configure
-
-        return configure
-
 
 __all__ = [
     "INTERRUPTED",

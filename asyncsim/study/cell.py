@@ -36,11 +36,11 @@ from asyncsim.replays.suitable import require_enough, require_replies, require_s
 from asyncsim.replays.waves import find_waves
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.columns import setting_text
-from asyncsim.study.config import StudyConfig
+from asyncsim.study.config import MOST_SEEDS, StudyConfig
 from asyncsim.study.executor import computing_device
 from asyncsim.study.jobs import Job, Tables
 from asyncsim.study.outcome import outcome
-from asyncsim.study.results import SUMMARY
+from asyncsim.study.results import SUMMARY, TRIALS
 from asyncsim.study.target import Target
 from asyncsim.traces.trace import Trace
 
@@ -73,6 +73,19 @@ class Cell(NamedTuple):
     )
     #: Further columns of a run, from its `CellRun`, the run and its trace.
     of_run: Callable[["CellRun", Run, Trace], Mapping[str, Any]] | None = None
+    table: str = SUMMARY  #: with the rows of its runs
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of its runs; those of trials differ from every other seed."""
+        first = MOST_SEEDS if self.table == TRIALS else 0
+        return range(first, first + self.config.seeds)
+
+    def trial(self, seeds: int) -> "Cell":
+        """Return the cell with runs over half of its length, on which rates are chosen."""
+        half = self.with_options(steps=max(1, self.config.steps // 2), seeds=seeds)
+        seconds = None if self.seconds is None else self.seconds / 2
+        return half._replace(name=f"trial_{self.name}", seconds=seconds, table=TRIALS)
 
     @property
     def folder(self) -> str:
@@ -209,7 +222,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
     """
     jobs = []
     for cell in cells:
-        for seed in range(cell.config.seeds):
+        for seed in cell.seeds:
             if not cell.methods:
                 jobs.append(_trace_job(cell, seed))
             for method in cell.methods:
@@ -237,13 +250,13 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                 file = traces.setdefault((cluster, commits, seed), file)
                 if method.rounds is not None:
                     method.rounds.require(cluster.workers, cluster.policy)
-                if seed == 0 and method.sees_messages and cluster.topology is not None:
+                if seed == cell.seeds[0] and method.sees_messages and cluster.topology is not None:
                     note_few_replicas(method, cluster.topology, cluster.workers)
-                if seed == 0 and attack is not None:
+                if seed == cell.seeds[0] and attack is not None:
                     require_attackable(method, cell.problem, attack, cluster.workers)
                     if weakness := weakness_text(attack, cluster.workers):
                         note(weakness)
-                if method.reply and seed == 0:
+                if method.reply and seed == cell.seeds[0]:
                     find = find_parts if cluster.server_count > 1 else find_waves
                     require_replies(method, find(_trace(cluster, commits, seed).accepted).reads)
                 jobs.append(CellRun(cell, method, seed, cluster, commits, file).job())
@@ -337,6 +350,8 @@ class CellRun(NamedTuple):
             else config.evaluate_every * share,
             "attack": config.attack,
         }
+        if cell.goal is not None and config.evaluate_every is not None:
+            options["evaluate_until"] = cell.goal.is_met_at
         looks_every = config.diagnose_every * share
         looks = (
             looks_every,
@@ -362,6 +377,7 @@ class CellRun(NamedTuple):
             self.keep,
             self.read,
             {**self.labels, **self.of_trace},
+            errors=cell.table,
             say=_ending,
         )
 
@@ -418,7 +434,7 @@ class CellRun(NamedTuple):
             "trace_file": self.trace_file,
             "run_folder": self.folder,
         }
-        return {SUMMARY: [row]}
+        return {self.cell.table: [row]}
 
 
 def _ending(tables: Tables) -> str:

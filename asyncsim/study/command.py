@@ -8,10 +8,13 @@ import ast
 import contextlib
 import errno
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import platformdirs
 
@@ -25,12 +28,14 @@ from asyncsim.base.console import (
     tell,
     tell_error,
 )
-from asyncsim.base.errors import InputError
+from asyncsim.base.errors import InputError, printable
 from asyncsim.base.interruption import interruptible
 from asyncsim.study.loading import (
     GROUPS,
     hidden,
     load,
+    require_typed,
+    sha256,
     shipped,
     studies,
     told_in_a_line,
@@ -117,14 +122,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, *options: str, keep_compiled: bool) -> int:
-    # Here, so that `asyncsim --help` does not wait for what they import.
-    from asyncsim.study.configuring import configure
-    from asyncsim.study.options import read_options
-
     _warn_of({study: path for study, path in hidden().items() if study == name})
-    if not {"-h", "--help"}.isdisjoint(options):
+    if "-h" in options:
+        from asyncsim.study.help import short_help  # not for `asyncsim --help`
+
+        print(short_help(name, load(name, options_alone=True), options))
+        return 0
+    if "--help" in options:
         with contextlib.suppress(SystemExit):
-            read_options(name, load(name, options_alone=True), options)
+            configure(name, options)
         return 0
     set_up_jax(keep_compiled)  # before the study imports JAX
     with each_note_once():
@@ -149,6 +155,52 @@ def set_up_jax(keep_compiled: bool = True) -> None:
         os.environ.setdefault(name, value)
 
 
+def configure(
+    name: str, options: Sequence[str] = (), check: bool = False
+) -> tuple[ModuleType, Any]:
+    """Return a study and its config from the command line; raise InputError for options that cannot
+    be read.
+
+    A resumed study keeps its original options; options on the command line override them. With
+    ``check`` the values are checked, too, as far as the options alone allow.
+    """
+    # Here, so that `asyncsim --help` does not wait for what they import: numpy, tyro.
+    from asyncsim.study import options as command_line
+    from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
+    from asyncsim.study.help import value_of
+
+    # Bad options are refused at once, before the study's imports, which take seconds.
+    options_alone = load(name, options_alone=True)
+    first = getattr(options_alone.Config, "first", "")
+    if first and options and not options[0].startswith("-"):
+        options = [f"--{first}", *options]
+    folder, typed = value_of("resume", options), options
+    # Other options may be a stranger's.
+    recordable = set(getattr(options_alone.Config, "__dataclass_fields__", ())) - ELSEWHERE
+    recorded = command_line.options_of(results.command_of(folder, name), recordable)
+    if recorded:
+        tell(printable(f"resuming with {shlex.join(recorded)}"))
+    options = [*command_line.options_of(recorded, recordable - fields_of(typed)), *typed]
+    with each_note_once():
+        config = command_line.read_options(name, options_alone, options)
+        if recorded:
+            require_typed(vars(config), typed, folder)
+        if check and isinstance(config, StudyOptions):
+            command_line.refuse_unknown_names(config)
+            with contextlib.suppress(NameError):  # of an import that only the whole study has
+                config.check()
+        study = load(name)
+        config = command_line.read_options(name, study, options)
+    # A frozen dataclass; no field, as it is no option.
+    object.__setattr__(config, results.COMMAND, tuple(command_line.options_of(options, recordable)))
+    if isinstance(config, JobOptions):
+        file = studies()[name]
+        if file.parent != shipped("studies"):
+            digest = {os.path.relpath(file): sha256(file.read_bytes())}
+            object.__setattr__(config, "study_file", digest)
+    return study, config
+
+
 def _warn_of(files: dict[str, Path]) -> None:
     for name, path in files.items():
         note(f"{path} is not used: a shipped study is called {name}; rename yours")
@@ -159,10 +211,7 @@ def _summary(path: Path) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's own code; they show when it is imported
-            source = path.read_bytes()
-            if path.parent == shipped("studies"):  # parsing all of them whole takes .2 s
-                source = b"".join(source.partition(b'"""\n')[:2])
-            docstring = ast.get_docstring(ast.parse(source))
+            docstring = ast.get_docstring(ast.parse(path.read_bytes()))
     except (OSError, SyntaxError, ValueError) as error:
         return f"(cannot be read: {told_in_a_line(error, path)})"
     return summary_of(docstring) or "(no docstring)"

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import optax
 import pandas as pd
 
-from asyncsim.base.console import counted, note
+from asyncsim.base.console import counted, note, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.methods import METHODS, Method
@@ -26,11 +27,19 @@ from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun, timings
 from asyncsim.study.columns import Column, is_until_target, setting_text, titled
 from asyncsim.study.finished import Finished, TheoryValue, present, read, trace_means, with_theory
-from asyncsim.study.jobs import Job
+from asyncsim.study.jobs import Job, read_summary
 from asyncsim.study.outcome import own_measures
-from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_parts, verdict
-from asyncsim.study.results import RANKING
-from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.study.ranking import (
+    Measure,
+    at_the_edge,
+    grid,
+    ranked,
+    ranked_parts,
+    spread,
+    verdict,
+)
+from asyncsim.study.results import RANKING, TRIALS
+from asyncsim.study.sweep import Result, cell_name, run_cells, sweep
 from asyncsim.study.target import Target, say_at_start
 from asyncsim.theory import throughput_theory
 from asyncsim.traces.phases import IN_WORDS
@@ -70,7 +79,7 @@ class Comparison(NamedTuple):
     def run(self, config: Any) -> Result:
         """Run the study; see `asyncsim.study.sweep.run_cells`."""
         config.check()
-        config.say_ignored((_RATE,) if config.tune else (), "beside --tune")
+        config.say_ignored((_RATE,) if config.rates else (), "beside --tune")
         for length in config.lengths:
             config.say_ignored(("steps",), f"beside --{length.replace('_', '-')}")
         with config.computing_device():
@@ -87,9 +96,21 @@ class Comparison(NamedTuple):
                 config.with_length(cell)._replace(goal=goal, of_run=self._columns) for cell in cells
             ]
 
+            jobs = self.measurements(config, cells)
+            has_trials = config.has_trials and any(cell.methods for cell in cells)
+            trials = [cell.trial(config.tune_seeds) for cell in cells if has_trials]
+
+            def at_best_rates(folder: Path) -> list[Cell]:
+                tried = read_summary(folder, TRIALS)
+                if tried.empty:  # all failed
+                    return []
+                cells[:] = chosen(tried, cells, trials, self.cases, measure)
+                return cells
+
             def conclude(folder: Path, summary: pd.DataFrame) -> None:
                 finished = read(folder, self.name)
-                table = Results(self, config, cells, goal, finished, measure).ranked()
+                tried = read_summary(folder, TRIALS) if trials else None
+                table = Results(self, config, cells, goal, finished, measure, tried).ranked()
                 tables, parts = self.further(table)
                 verdicts: list[str] = []
                 if table.best is not None:
@@ -99,9 +120,13 @@ class Comparison(NamedTuple):
                 if "at_start" in summary and (warning := say_at_start(summary, goal)):
                     note(warning)
 
-            also = {"compared": list(self.compared), "measure": measure.name}
-            jobs = self.measurements(config, cells)
-            return run_cells(self.name, config, cells, conclude, jobs, also=also)
+            also: dict[str, Any] = {"compared": list(self.compared), "measure": measure.name}
+            also["tune"] = None if config.rates is None else list(config.rates)
+            follow = at_best_rates if trials else None
+            if trials:  # the cells that follow differ in other options only
+                points = [_without(cell, _RATE) for cell in cells]
+                also["cells"] = [point for i, point in enumerate(points) if point not in points[:i]]
+            return run_cells(self.name, config, trials or cells, conclude, jobs, follow, also)
 
     def _columns(self, job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:
         return {**costs(job.cell, job.method, trace), **self.of_run(job, run, trace)}
@@ -116,6 +141,7 @@ class Results(NamedTuple):
     goal: Target
     finished: Finished
     measure: Measure
+    trials: Any = None  #: the runs on which rates were chosen; None: the shown runs
     best: Any = None  #: each row of each setting at its best rate, the best first; None: no runs
     rates: Any = None  #: the same at every rate
 
@@ -148,14 +174,16 @@ class Results(NamedTuple):
             return self
         study, keys = self.study, [*self.keys, _RATE]
         summary = study.counting(self.finished.summary)
-        rate = summary.get(f"method.{_RATE}", float("nan"))  # a user's method may have none
-        summary = summary.assign(**{_RATE: rate}).drop_duplicates([*keys, *study.cases, "seed"])
+        summary = _at_rates(summary).drop_duplicates([*keys, *study.cases, "seed"])
         own = [column.name if isinstance(column, Column) else column for column in study.columns]
         columns = dict.fromkeys(
             [*own, *_LEARNED, "test_accuracy", *own_measures(summary), *_COSTS, "gigabytes"]
         )
-        rates = grid(summary, [*keys, *study.cases], columns, self.measure)
-        worst = rates.drop_duplicates(keys, keep="last") if study.cases else rates
+        rates = best = grid(summary, [*keys, *study.cases], columns, self.measure)
+        if self.trials is not None:
+            trials = _at_rates(self.trials).drop_duplicates([*keys, *study.cases, "seed"])
+            rates = grid(trials, [*keys, *study.cases], columns, self.measure)
+        worst = best.drop_duplicates(keys, keep="last") if study.cases else best
         best = worst.drop_duplicates(self.keys)
         runs = summary.merge(best[[*keys, *study.cases]])
         rows = [ranked(group, runs, keys, self.measure) for group in self.groups(best)]
@@ -175,7 +203,10 @@ class Results(NamedTuple):
         budget = config.time_budget
         length = f"{budget:g} s" if budget else "the same number of accepted gradients"
         rates = self.rates[_RATE].nunique()
-        tuned = f", each at the best of {rates} learning rates" if config.tune else ""
+        tuned = f", each at the best of {rates} learning rates" if config.rates else ""
+        if self.trials is not None:
+            seeds = counted(config.tune_seeds, "further seed")
+            tuned += f", chosen on {seeds} over half of that"
         return "\n".join(
             [
                 *lines,
@@ -205,7 +236,108 @@ class Results(NamedTuple):
             yield from ranked_parts(rows, by, self.measure, columns)
             words = verdict(rows, names, self.measure, what, self.goal, longer)
             verdicts.append(f"{f'{setting}: ' if setting else ''}{words}")
-            yield at_the_edge(rows, self.config.tune, names)
+            yield at_the_edge(rows, self.config.rates, names)
+            yield self._crossing(rows, names)
+            yield self._rising(rows)
+            if self.trials is not None:
+                yield self._at_one_rate(rows)
+
+    def _crossing(self, rows: pd.DataFrame, names: Sequence[str]) -> str:
+        """Say that the first row at the target is not the one with the lowest loss at the end."""
+        loss = Measure("train_loss")
+        if not is_until_target(self.measure.name) or loss.name not in rows:
+            return ""
+        order = np.argsort(rows[loss.name].to_numpy(), kind="stable")  # NaN comes last
+        lowest, first = names[order[0]], names[0]
+        by = [*self.keys, *self.study.cases, _RATE]
+        runs = _at_rates(self.study.counting(self.finished.summary))
+        losses = ranked(rows.iloc[order], runs.drop_duplicates([*by, "seed"]), by, loss)
+        place = list(order).index(0)
+        if place == 0 or losses["is_apart"].iloc[place] is False:
+            return ""
+        ends = [number_text(losses[loss.name].iloc[at]) for at in (0, place)]
+        return (
+            f"curves cross: {first} is first at the target, {lowest} has the lowest "
+            f"{loss.heading} at the end, {ends[0]} against {ends[1]}"
+        )
+
+    def _rising(self, rows: pd.DataFrame) -> str:
+        """Name the rows of a setting whose loss rises from the start on, with every seed."""
+        runs = _at_rates(self.finished.summary).merge(rows[[*self.keys, *self.study.cases, _RATE]])
+        if "rises" not in runs:
+            return ""
+        rising = runs.groupby(self.compared, sort=False)["rises"].all()
+        names = [" on ".join(map(str, np.atleast_1d(name))) for name in rising[rising].index]
+        remedy = "look at the sign of the update, or give a lower learning rate"
+        return f"loss rises from the start on: {', '.join(names)}; {remedy}" if names else ""
+
+    def _at_one_rate(self, rows: pd.DataFrame) -> str:
+        """Say what the best row's rate gives with each method of a setting, in the trials."""
+        rate, name = rows[_RATE].iloc[0], self.measure.name
+        trials = self.rates[self.rates[_RATE] == rate].merge(rows[self.keys])
+        if len(trials) < 2:
+            return ""
+        values = [
+            f"{' on '.join(map(str, row[self.compared]))} "
+            + ("diverged" if row["diverged"] else spread(row.to_frame().T, name)[0])
+            for _, row in trials.iterrows()
+        ]
+        heading = self.measure.heading
+        return (
+            f"at one rate for all, {rate:g}, when rates were chosen: {heading} {', '.join(values)}"
+        )
+
+
+def _at_rates(summary: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with the learning rates of their methods; a user's method may have none."""
+    return summary.assign(**{_RATE: summary.get(f"method.{_RATE}", float("nan"))})
+
+
+def chosen(
+    runs: pd.DataFrame,
+    cells: Sequence[Cell],
+    trials: Sequence[Cell],
+    cases: Sequence[str],
+    measure: Measure,
+) -> list[Cell]:
+    """Return the cells of a study with each method at the rate that is best in its trials.
+
+    The cells of a setting, which differ in their rates only, become one. ``runs``: of the trials,
+    one of each cell.
+    """
+    cases = [name for name in cases if name in cells[0].values]
+    places = [cell.folder for cell in trials]
+    rates = [cell.values[_RATE] for cell in cells]
+    settings = [str(_without(cell, _RATE, *cases)) for cell in cells]
+    folders = pd.Series([Path(folder).parent.name for folder in runs["run_folder"]], runs.index)
+    runs = runs.assign(
+        rate=folders.map(dict(zip(places, rates, strict=True))),
+        setting=folders.map(dict(zip(places, settings, strict=True))),
+    )
+    order = grid(runs, ["setting", "method", "rate", *cases], (), measure)
+    worst = order.drop_duplicates(["setting", "method", "rate"], keep="last")
+    best = worst.drop_duplicates(["setting", "method"])
+    best_rates = best.set_index(["setting", "method"])["rate"].to_dict()
+    methods: dict[str, list[Method]] = {}
+    shown: dict[str, Cell] = {}
+    for cell, rate, setting in zip(cells, rates, settings, strict=True):
+        values = _without(cell, _RATE)
+        name = cell_name(values)
+        shown.setdefault(name, cell._replace(name=name, values=values))
+        methods.setdefault(name, []).extend(
+            method
+            for method in cell.methods
+            if best_rates.get((setting, method.name), rates[0]) == rate
+        )
+    names = [method.name for method in cells[0].methods]
+    return [
+        cell._replace(methods=sorted(methods[name], key=lambda method: names.index(method.name)))
+        for name, cell in shown.items()
+    ]
+
+
+def _without(cell: Cell, *options: str) -> dict[str, Any]:
+    return {name: value for name, value in cell.values.items() if name not in options}
 
 
 def costs(cell: Cell, method: Method, trace: Trace) -> dict[str, float]:

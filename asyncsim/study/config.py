@@ -9,7 +9,6 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -68,7 +67,7 @@ ELSEWHERE = frozenset(
     ("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run")
 )
 #: Their runs are listed before the first begins.
-_MOST_SEEDS = 100_000
+MOST_SEEDS = 100_000
 
 
 def fields_of(options: Iterable[str]) -> frozenset[str]:
@@ -116,7 +115,7 @@ class JobOptions:
                 f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it "
                 "out"
             )
-        require_count("seeds", getattr(self, "seeds", 1), maximum=_MOST_SEEDS)
+        require_count("seeds", getattr(self, "seeds", 1), maximum=MOST_SEEDS)
         self.check_executor()
 
     def check_executor(self) -> None:
@@ -145,17 +144,6 @@ class JobOptions:
             raise InputError(
                 f"accelerators_per_run = {accelerators}: above one it must be a whole number"
             )
-        if self.device in ("gpu", "tpu") and not accelerators:
-            raise InputError(
-                f"device = {self.device!r}: runs that Ray spreads have only the accelerators they "
-                "ask for; "
-                "give accelerators_per_run as well"
-            )
-        if self.device == "cpu" and accelerators:
-            raise InputError(
-                f"accelerators_per_run = {accelerators:g}: would lie idle with device = 'cpu'; "
-                "give one of them"
-            )
 
     def computing_device(self) -> contextlib.AbstractContextManager[None]:
         """Let JAX compute on the chosen kind of device; see
@@ -163,21 +151,20 @@ class JobOptions:
         """
         return executor.computing_device(self.device)
 
-    def options_record(self, study: str) -> dict[str, Any]:
-        """Return the study and all options that the results depend on, as values of JSON.
+    def options_record(self, without: Collection[str] = ELSEWHERE) -> dict[str, Any]:
+        """Return the options that the results depend on, as values of JSON.
 
         A file among them has its hash. The command line serves to resume the study.
         """
         from asyncsim.traces.columns import package_versions
 
         typed = self.command if self.command is not None else results.typed_in(self.resume)
-        options = field_values(self)
-        options = {name: value for name, value in options.items() if name not in ELSEWHERE}
+        values = field_values(self)
+        options = {name: value for name, value in values.items() if name not in without}
         files = {name: value for name, value in options.items() if isinstance(value, Path)}
         return {
-            "study": study,
             **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: {**files_of(options), **self.study_file},
+            results.FILES: {**files_of(values), **self.study_file},
             **{name: plain(value) for name, value in options.items()},
             **{f"{name}_sha256": sha256(file.read_bytes()) for name, file in files.items()},
             "versions_of": package_versions(),
@@ -265,22 +252,15 @@ class TaskOptions(JobOptions):
 
         elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
         elsewhere -= {"workers", "split"}  # the cluster's, too, and what cells differ in
-        values = field_values(self)
-        typed = self.command if self.command is not None else results.typed_in(self.resume)
         return {
-            **({} if typed is None else {results.COMMAND: list(typed)}),
-            results.FILES: {**files_of(values), **self.study_file},
-            **{name: plain(value) for name, value in values.items() if name not in elsewhere},
+            **self.options_record(elsewhere),
             **jax_settings(),
             "proxy_momentum": self.momentum,
             "methods": [method.name for method in methods],
             "hyperparameters": {method.name: plain(method.hyperparameters) for method in methods},
             "problem": problem.name,
             "problem_config": plain(problem.config),
-            "versions": {
-                **package_versions(),
-                **{name: version(name) for name in ("jax", "optax")},
-            },
+            "versions_of": package_versions("jax", "optax"),
         }
 
 

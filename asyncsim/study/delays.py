@@ -92,7 +92,7 @@ class Question(NamedTuple):
                     methods[", ".join([method.name, *map(str, variant.labels.values())])] = method
             jobs = [job for case in cases for job in self._jobs(config, problem, case)]
             record = config.record(list(methods.values()), problem)
-            record = {"study": "delays", **record, "columns": list(self.columns)}
+            record = {**record, "columns": list(self.columns)}
 
             def conclude(folder: Path, summary: pd.DataFrame) -> None:
                 tables = tabulate(summary, ["source", "delay", *self.columns], self.reference)

@@ -8,13 +8,12 @@ about many machines.
 """
 
 import contextlib
-import itertools
 import os
-import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent import futures
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any, NamedTuple, Protocol
 
@@ -56,8 +55,8 @@ class Executor(Protocol):
 class Local:
     """Computes jobs in this process.
 
-    ``at_once``: the most jobs at a time, each in a separate thread; a job starts when the caller
-    takes a result. With 1 they run in order, without threads.
+    ``at_once``: the most jobs at a time, each in a separate thread. With 1 they run in order,
+    without threads.
     """
 
     def __init__(self, at_once: int = 1):
@@ -71,40 +70,30 @@ class Local:
             for place, job in enumerate(jobs):
                 yield Completion(place, attempt(function, job))
             return
-        ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        threads: dict[int, threading.Thread] = {}
-        waiting, stop, settings = enumerate(jobs), threading.Event(), _jax_settings()
+        stop, settings = threading.Event(), _jax_settings()
 
-        def work(place: int, job: tuple[Any, ...]) -> None:
-            work_until(stop)
-            try:
-                with settings():
-                    ended.put((place, attempt(function, job)))
-            except BaseException as error:
-                ended.put((place, error))
+        def work(*job: Any) -> Any:
+            with settings():
+                return function(*job)
 
-        def begin(count: int) -> None:
-            for place, job in itertools.islice(waiting, count):
-                thread = threading.Thread(target=work, args=(place, job), daemon=True)
-                thread.start()
-                threads[place] = thread  # only one that has begun can be waited for
-
+        pool = ThreadPoolExecutor(self._at_once, initializer=work_until, initargs=(stop,))
         try:
-            begin(self._at_once)
-            while threads:
-                place, value = ended.get()
-                del threads[place]
-                if isinstance(value, BaseException):
-                    raise value
-                begin(1)
-                yield Completion(place, value)
+            yield from completions(pool, work, jobs)
         except KeyboardInterrupt:
             tell("interrupted: the runs in progress are stopped")
             raise
         finally:
             stop.set()
-            for thread in threads.values():
-                thread.join()
+            pool.shutdown(cancel_futures=True)
+
+
+def completions(
+    pool: futures.Executor, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
+) -> Iterator[Completion]:
+    """Let a pool call a function with the arguments of each job; yield as `Executor.map` does."""
+    places = {pool.submit(attempt, function, job): place for place, job in enumerate(jobs)}
+    for ended in futures.as_completed(places):
+        yield Completion(places.pop(ended), ended.result())
 
 
 def _jax_settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -164,17 +153,15 @@ def computing_device(kind: str) -> Iterator[None]:
 
 
 class LocalProcesses:
-    """Computes jobs of one function in processes of this machine, one per core; another executor
-    computes the rest.
+    """Computes jobs of one function in processes of this machine, one per core; this process
+    computes all others.
 
     For work that keeps Python itself busy, as simulations do; the function and its arguments must
     be picklable. One job, or one core, needs no other process.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], otherwise: Executor, processes: int | None = None
-    ):
-        self._function, self._otherwise = function, otherwise
+    def __init__(self, function: Callable[..., Any], processes: int | None = None):
+        self._function = function
         self._processes = processes or len(
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else "1"
         )
@@ -184,16 +171,13 @@ class LocalProcesses:
     ) -> Iterator[Completion]:
         """See `Executor.map`."""
         jobs = list(jobs)
-        is_alike = all(job[0] is self._function for job in jobs)
-        if not is_alike or min(len(jobs), self._processes) < 2:
-            yield from (Local() if is_alike else self._otherwise).map(function, jobs)
-            return
         count = min(len(jobs), self._processes)
+        if count < 2 or any(job[0] is not self._function for job in jobs):
+            yield from Local().map(function, jobs)
+            return
         # Not forked: JAX may have threads here. Ctrl-C is for this process, which ends the others.
         pool = ProcessPoolExecutor(count, get_context("spawn"), ignore_from_now_on)
         try:
-            places = {pool.submit(attempt, function, job): place for place, job in enumerate(jobs)}
-            for ended in as_completed(places):
-                yield Completion(places[ended], ended.result())
+            yield from completions(pool, function, jobs)
         finally:
             pool.shutdown(cancel_futures=True)

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.base import hooks
-from asyncsim.base.console import note, tell
+from asyncsim.base.console import Progress, note, tell
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import (
+    field_values,
     folder_name,
+    plain,
     read_table,
     set_aside,
     unsealed,
     write_csv,
+    write_json,
     write_sealed,
 )
-from asyncsim.base.progress import Progress
 from asyncsim.study import results
 from asyncsim.study.config import JobOptions
 from asyncsim.study.executor import Executor, JobError, Local
@@ -122,7 +124,7 @@ class Runner:
         started = time.time()
         with Progress(len(calls), "runs", "run") as bar:
             for count, completion in enumerate(self._executor.map(_timed, calls), start=1):
-                bar.update()
+                bar.advance(count)
                 bar.say(expected_end(started, count, len(calls)))
                 place = missing[completion.place]
                 job = self.jobs[place]
@@ -212,7 +214,7 @@ def run_jobs(
     jobs: Sequence[Job],
     executor: contextlib.AbstractContextManager[Executor],
     conclude: "Callable[[Path, pd.DataFrame], None]",
-    follow: "Callable[[Path, pd.DataFrame], Sequence[Job]] | None" = None,
+    follow: "Callable[[Path], Sequence[Job]] | None" = None,
 ) -> Result:
     """Run the jobs of a study into a new folder, or the missing jobs of an old folder, and
     conclude.
@@ -222,11 +224,12 @@ def run_jobs(
     ``study``: its name. ``record``: the content of ``config.json``, everything that the results
     depend on. ``executor``: a context that yields the executor, as `executor_of` does.
     ``conclude(folder, summary)`` draws the figures and prints the tables of the finished runs; a
-    list of the folder's files follows. ``follow(folder, summary)`` returns further jobs.
+    list of the folder's files follows. ``follow(folder)`` returns further jobs.
 
     After a KeyboardInterrupt or InputError, which is passed on, the folder has tables and figures
     of the finished runs, and ``config.json`` names the missing runs.
     """
+    record = {"study": study, **record}
     place = results.new_folder(config.out, study, resumable=True)
     if config.resume is not None:
         place = results.old_folder(config.resume, record)
@@ -245,8 +248,8 @@ def run_jobs(
         results.remember(folder)
         try:
             runner.run(jobs)
-            if follow is not None and len(ended := _ended(folder)):
-                runner.run(follow(folder, ended))
+            if follow is not None:
+                runner.run(follow(folder))
         except (KeyboardInterrupt, InputError):
             if not folder.is_dir():  # removed meanwhile
                 raise
@@ -260,7 +263,8 @@ def run_jobs(
             raise
         results.write_config(folder, record, runner.missing, len(runner.jobs))
         results.write_origin(folder, time.perf_counter() - started)
-        summary = runner.tables()[results.SUMMARY]
+        written = runner.tables()
+        summary = written.get(results.SUMMARY, next(iter(written.values())))
         failed, tables = (
             len(runner.failed),
             dict.fromkeys(name for rows in runner.failed.values() for name in rows),
@@ -278,9 +282,26 @@ def run_jobs(
     return Result(folder, summary)
 
 
-def read_summary(folder: Path) -> "pd.DataFrame":
-    """Read the rows of finished runs of a study's summary, without failed and unfinished runs."""
-    summary = read_table(folder / results.SUMMARY)
+@contextlib.contextmanager
+def folder_of(study: str, config: Any) -> Iterator[Path]:
+    """Yield a new folder for a study without jobs, which is not resumed, with its ``config.json``;
+    at the end write the origin and the page, and print the names of the files.
+    """
+    with results.new_folder(config.out, study) as folder:
+        options = {name: plain(value) for name, value in field_values(config).items()}
+        command = getattr(config, results.COMMAND, None)
+        del options["out"]
+        write_json(folder / results.CONFIG, {"study": study, results.COMMAND: command, **options})
+        with hooks.on_a_page(folder):
+            yield folder
+            results.write_origin(folder)
+            results.remember(folder)
+    results.say_written(folder)
+
+
+def read_summary(folder: Path, name: str = results.SUMMARY) -> "pd.DataFrame":
+    """Read the rows of finished runs of a study's table, without failed and unfinished runs."""
+    summary = read_table(folder / name)
     if "status" not in summary:
         return summary
     completed = summary[~summary["status"].isin((results.FAILED, results.UNFINISHED))].drop(

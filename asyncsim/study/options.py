@@ -8,16 +8,13 @@ import ast
 import contextlib
 import copy
 import dataclasses
-import inspect
 import io
-import itertools
 import re
-import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import (
@@ -28,19 +25,11 @@ from tyro.constructors import (
 
 from asyncsim.base.calls import split
 from asyncsim.base.errors import InputError, require_choice, require_path
-from asyncsim.study.config import CellConfig
-from asyncsim.study.target import TargetOptions
+from asyncsim.study.config import fields_of
+from asyncsim.study.help import defaults_of, headings
 
-_Value = TypeVar("_Value")
-#: The annotation of a field that is no option.
-Hidden = Annotated[_Value, tyro.conf.SuppressFixed, tyro.conf.Fixed]
-#: The shared options in the short help.
-_COMMON = {
-    *("methods", "problem", "learning_rate", "seeds", "steps", "workers", "compute", "policy"),
-    *("out", "resume", "target", "tune"),
-}
 #: A value that begins with a minus, unlike an option.
-NEGATIVE = re.compile(r"-(?:[\d.].*|inf|nan)")
+_NEGATIVE = re.compile(r"-(?:[\d.].*|inf|nan)")
 #: Numbers with commas between them, with or without the option's name.
 _NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
 _PARAGRAPH = "\n\n"
@@ -76,29 +65,24 @@ def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
     """Return a study's config from its command line; raise InputError for options that cannot be
     read.
 
-    ``-h`` and ``--help`` print the common options, or all, and raise SystemExit.
+    ``--help`` prints all options, and raises SystemExit.
     """
-    config, scales = study.Config, getattr(study, "SCALES", {})
-    typed = split_numbers(typed)
-    chosen = value_of("scale", typed) or value_of(getattr(config, "first", ""), typed)
-    default, is_brief = scales.get(chosen), "-h" in typed
-    about = study.__doc__ or ""
-    about = f"{about.partition(_PARAGRAPH)[0]}\n--help lists all options." if is_brief else about
-    notes = [getattr(config, "help_notes", "")]
-    if notes[0]:
+    config, typed = study.Config, split_numbers(typed)
+    default = defaults_of(study, typed)
+    parts = [headings(name, study, study.__doc__ or ""), getattr(config, "help_notes", "")]
+    if parts[1]:
         tables = ("methods", "problems")
-        notes += [f"{table.capitalize()}: {', '.join(names_of(table))}." for table in tables]
-    example = f"example: asyncsim study {name} {getattr(config, 'example', '')}".rstrip()
+        parts += [f"{table.capitalize()}: {', '.join(names_of(table))}." for table in tables]
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
             options = tyro.cli(
-                _with_marks(config, is_brief),
+                _with_marks(config),
                 prog=f"asyncsim study {name}",
-                description=_PARAGRAPH.join([about, example, *([] if is_brief else notes)]),
+                description=_PARAGRAPH.join(parts),
                 args=typed,
                 registry=_TYPES,
-                **({} if default is None else {"default": default}),
+                **({} if default is config else {"default": default}),
             )
     except SystemExit as end:
         if not end.code:
@@ -113,59 +97,20 @@ def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
     return config(**values)
 
 
-def _with_marks(config: type, is_brief: bool) -> Any:
-    """Return a Config with tyro's marks: options that may have several values; for the short help
-    first sentences, without the rare options.
-    """
-    shared = (*dataclasses.fields(CellConfig), *dataclasses.fields(TargetOptions))
-    rare = {field.name for field in shared} - _COMMON | {"time_budget", "epochs", "gradients"}
-    several, texts = getattr(config, "several", ()), texts_of(config) if is_brief else {}
+def _with_marks(config: type) -> Any:
+    """Return a Config whose options may have several values where the study takes several."""
+    several = getattr(config, "several", ())
     types = typing.get_type_hints(config, include_extras=True)
     marked = []
     for field in dataclasses.fields(config):
         kind: Any = types[field.name]
-        metavar = None
         origins = [typing.get_origin(part) for part in typing.get_args(kind)]
         if field.name in several and tuple not in origins:
-            kind, metavar = kind | tuple[kind, ...], "VALUE ..."
-        marks = tyro.conf.arg(metavar=metavar)
-        if is_brief:  # a line for each
-            text = re.split(r"[.,;:] |[.]$", texts.get(field.name, ""))[0]
-            marks = tyro.conf.arg(help=text, metavar="...", help_behavior_hint=_default_text)
-        if is_brief and field.name in rare:
-            kind = Annotated[kind, tyro.conf.Suppress]
+            kind = Annotated[kind | tuple[kind, ...], tyro.conf.arg(metavar="VALUE ...")]
         # A copy: dataclasses write the type into the field.
-        marked.append((field.name, Annotated[kind, marks], copy.copy(field)))
+        marked.append((field.name, kind, copy.copy(field)))
     frozen = config.__dataclass_params__.frozen  # type: ignore[attr-defined]  # of every dataclass
     return dataclasses.make_dataclass("Options", marked, bases=(config,), frozen=frozen)
-
-
-def _default_text(default: str) -> str:
-    """Write the default of an option; nothing for one without."""
-    return "" if default == "none" else f"(default: {default})"
-
-
-def texts_of(config: type) -> dict[str, str]:
-    """Return the texts below the fields of a dataclass and of its bases; empty for `Hidden`
-    fields.
-    """
-    texts = {}
-    for kind in reversed(config.__mro__[:-1]):
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        except OSError:  # a class of a notebook, for example
-            continue
-        for field, following in itertools.pairwise([*getattr(body[0], "body", []), None]):
-            match field, following:
-                case ast.AnnAssign(
-                    target=ast.Name(id=name), annotation=ast.Subscript(value=ast.Name(id="Hidden"))
-                ), _:
-                    texts[name] = ""
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                    value=ast.Constant(value=str(text))
-                ):
-                    texts[name] = " ".join(text.split())
-    return texts
 
 
 def _in_a_line(box: str, name: str) -> str:
@@ -205,16 +150,6 @@ def names_of(table: str) -> list[str]:
     return []
 
 
-def value_of(name: str, typed: Sequence[str]) -> str:
-    """Return the last value of an option; empty if the option was not typed."""
-    values = [""]
-    for text, following in itertools.pairwise([*typed, ""]):
-        flag, equals, value = text.partition("=")
-        if flag == f"--{name}":
-            values.append(value if equals else following)
-    return values[-1]
-
-
 def split_numbers(typed: Sequence[str]) -> list[str]:
     """Split numbers with commas between them, as names may have."""
     parts: list[str] = []
@@ -224,3 +159,14 @@ def split_numbers(typed: Sequence[str]) -> list[str]:
         parts += [name] if name else []
         parts += values.split(",") if match else [values]
     return parts
+
+
+def options_of(typed: Iterable[str], fields: Collection[str]) -> list[str]:
+    """Select the options of some fields, and their values, from a command line."""
+    selected, is_selected = [], False
+    for text in typed:
+        if text.startswith("-") and not _NEGATIVE.fullmatch(text):
+            is_selected = not fields_of([text]).isdisjoint(fields)
+        if is_selected:
+            selected.append(text)
+    return selected

@@ -152,7 +152,8 @@ def ranked(
     The intervals are of ratios, through differences of logarithms, if the least is best and all
     values are above zero; else of differences. All intervals of a table hold together with the
     probability `CONFIDENCE`. A row that did not reach the target with every seed has the lengths of
-    its runs as times: the lower bound holds, and the upper bound is infinite.
+    its runs as times: the lower bound holds, and the upper bound is infinite. Intervals contain the
+    distance of evaluations: the columns ``..._low`` and ``..._high`` of a measure.
     """
     table = table.reset_index(drop=True)
     runs = table[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
@@ -172,6 +173,14 @@ def ranked(
     sign = 1 if measure.best == "least" else -1
     with np.errstate(all="ignore"):
         compared = np.log(np.maximum(values, ROUND_OFF)) if ratio else sign * values
+    before, after = np.zeros((2, *values.shape))  # how far the values may be off
+    if f"{measure.name}_low" in summary:
+        least, most = (
+            per_seed(f"{measure.name}_{end}").astype(float)[:, paired] for end in ("low", "high")
+        )
+        with np.errstate(invalid="ignore"):
+            before, after = differences(values, least, ratio), differences(most, values, ratio)
+        before, after = (np.where(np.isfinite(off), off, 0.0) for off in (before, after))
     low, high, needs = np.full((3, len(table)), np.nan)
     if seeds > 1 and complete[0] and usable[0]:
         noise = noise_of(compared[complete & usable], len(table))
@@ -180,9 +189,14 @@ def ranked(
                 apart = sign * differences(values[row], values[0], ratio)
                 gap, variance = apart.mean(), apart.var(ddof=1)
                 width = noise.half_width(variance, seeds)
-                low[row], high[row] = gap - width, gap + width if complete[row] else np.inf
+                off = (before[row] + after[0]).mean()
+                low[row] = gap - width - off
+                high[row] = np.inf
                 if complete[row]:
+                    high[row] = gap + width + (after[row] + before[0]).mean()
                     needs[row] = noise.seeds_to_separate(gap, variance) if apart.any() else np.inf
+                    if 0 < abs(gap) <= off:
+                        needs[row] = np.nan
     is_apart = [None if np.isnan(end) else bool(end > 0) for end in low]
     low, high = (np.exp(low), np.exp(high)) if ratio else (low, high)
     return table.assign(
@@ -296,7 +310,10 @@ def spread(table: pd.DataFrame, name: str) -> list[str]:
 
 
 def ranked_parts(
-    table: pd.DataFrame, by: Sequence[str], measure: Measure, further: Iterable[str | Column]
+    table: pd.DataFrame,
+    by: Sequence[str | Column],
+    measure: Measure,
+    further: Iterable[str | Column],
 ) -> list[str | pd.DataFrame]:
     """Return a `ranked` table as texts; several rows have places, and a legend of the marks.
 
@@ -357,7 +374,7 @@ def verdict(
     if early:
         return f"no fastest {what}: {early[0]} touched {goal} before {best} held it"
     if is_until_target(measure.name) and first[measure.name] == 0:
-        return f"no best {what}: the start meets {goal} already; give a harder --target"
+        return f"no best {what}: the start meets {goal}; give a harder --target"
     if not rest:
         return f"{best} is the only {what}"
     if seeds < 2:
@@ -376,6 +393,8 @@ def verdict(
         needs = np.max([row["needs_seeds"] for row in rivals.values()])  # NaN: a run was too short
         remedy = f"more than {_MANY_SEEDS}" if needs > _MANY_SEEDS else f"about {needs:.0f}"
         remedy = "longer runs" if np.isnan(needs) else f"{remedy} seeds"
+        if np.isnan(needs) and all(np.isfinite(row[measure.name]) for row in rivals.values()):
+            remedy = "a smaller --evaluate-every"
         lines.append(f"not distinguishable from {best}: {', '.join(rivals)} ({remedy} needed)")
     if unknown:
         lines.append(f"not compared: {', '.join(unknown)}")

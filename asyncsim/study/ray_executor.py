@@ -13,9 +13,9 @@ import os
 import pickle
 import socket
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +26,6 @@ import ray.cloudpickle as cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 import asyncsim
-from asyncsim.base.console import note
 from asyncsim.base.errors import InputError
 from asyncsim.base.interruption import handlers_kept
 from asyncsim.methods import Method
@@ -37,10 +36,6 @@ from asyncsim.study.executor import Completion, JobError, attempt
 
 #: Environment variable of Ray: ``token`` or ``disabled``.
 _AUTH_MODE = "RAY_AUTH_MODE"
-#: Seconds without a result until the cluster is checked.
-_HEARTBEAT = 5.0
-#: Seconds to wait for a node with the resources of a run: a lost node may return.
-_PATIENCE = 30.0
 #: The longest transfer of an object over the network (s).
 _FETCH = 600.0
 #: Repetitions of a run whose process or node was lost.
@@ -144,46 +139,35 @@ class RayExecutor:
             num_cpus=cpus,
             num_gpus=0 if tpu else accelerators,
             resources={"TPU": accelerators} if tpu and accelerators else None,
-            max_retries=0,  # lost runs are counted and reported here
+            max_retries=_RETRIES,
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": _settings(bool(accelerators))},
         )
         self._sent: dict[int, tuple[Any, ray.ObjectRef]] = {}
-        self._without_room: float | None = None
 
     def map(
         self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
     ) -> Iterator[Completion]:
         """See the same of `asyncsim.study.executor.Executor`."""
-        send_by_value()
-        calls = [self._pack(function, job) for job in jobs]
-        lost: collections.Counter[int] = collections.Counter()
-        waiting = {self._task.remote(*call): place for place, call in enumerate(calls)}
         self._require_room()
+        send_by_value()
+        pending = {}
+        for place, job in enumerate(jobs):
+            ref = self._task.remote(*self._pack(function, job))
+            pending[ref.future()] = place, ref
         try:
-            while waiting:
-                ready, _ = ray.wait(list(waiting), timeout=_HEARTBEAT)
-                if not ready:
-                    self._require_room()
-                for ref in ready:
-                    place = waiting.pop(ref)
-                    try:
-                        yield Completion(place, ray.get(ref, timeout=_FETCH))
-                    except RayTaskError as error:
-                        if isinstance(error.cause, InputError):
-                            raise error.cause from None
-                        yield Completion(place, JobError(_line(error.cause or error), str(error)))
-                    except RayError as error:
-                        lost[place] += 1
-                        if lost[place] > _RETRIES:
-                            yield Completion(
-                                place, JobError(f"lost {lost[place]} times: {_line(error)}", "")
-                            )
-                        else:
-                            note(f"a run was lost ({_line(error)}); it is computed again")
-                            waiting[self._task.remote(*calls[place])] = place
+            for ended in futures.as_completed(pending):
+                place, _ = pending.pop(ended)
+                try:
+                    yield Completion(place, ended.result())
+                except RayTaskError as error:
+                    if isinstance(error.cause, InputError):
+                        raise error.cause from None
+                    yield Completion(place, JobError(_line(error.cause or error), str(error)))
+                except RayError as error:  # lost more often than Ray repeats a task
+                    yield Completion(place, JobError(_line(error), ""))
         finally:
-            for ref in waiting:
+            for _, ref in pending.values():
                 with contextlib.suppress(RayError):
                     ray.cancel(ref, force=True)
 
@@ -203,29 +187,17 @@ class RayExecutor:
         return self._sent[id(value)][1]
 
     def _require_room(self) -> None:
-        """Raise InputError if for some time no node has had the resources of a job."""
+        """Raise InputError if no node has the resources of a job, for which Ray would wait."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if any(
+        if not any(
             all(resources.get(name, 0.0) >= count for name, count in self._needs.items())
             for resources in nodes
         ):
-            self._without_room = None
-            return
-        requested = ", ".join(f"{name} {count:g}" for name, count in self._needs.items())
-        offered = [
-            ", ".join(f"{name} {resources.get(name, 0.0):g}" for name in self._needs)
-            for resources in nodes
-        ]
-        nodes_text = "; ".join(offered) or "none"
-        missing = (
-            f"a run asks for {requested}, and no node of the Ray cluster has that (nodes: "
-            f"{nodes_text})"
-        )
-        if self._without_room is None:
-            self._without_room = time.monotonic()
-            note(f"{missing}; waiting {_PATIENCE:g} s for one")
-        elif time.monotonic() - self._without_room > _PATIENCE:
-            raise InputError(f"executor = 'ray': {missing}; ask for less, or add a node")
+            requested = ", ".join(f"{name} {count:g}" for name, count in self._needs.items())
+            raise InputError(
+                f"executor = 'ray': a run asks for {requested}, and no node of the Ray cluster has "
+                "that; ask for less, or add a node"
+            )
 
 
 class _Pickler(cloudpickle.Pickler):

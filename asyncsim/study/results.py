@@ -34,6 +34,8 @@ from asyncsim.base.files import (
 
 #: The table that every folder of results has; a folder without it has no finished run.
 SUMMARY = "summary.csv"
+#: The runs on which learning rates were chosen.
+TRIALS = "trials.csv"
 #: The table of a comparison: a row for each method at its best learning rate, the best method
 #: first.
 RANKING = "comparison.csv"
@@ -89,9 +91,13 @@ def new_folder(
             try:
                 yield folder
             except BaseException:
-                if not (folder / SUMMARY).exists():
+                if not _has_results(folder):
                     _remove_beginnings(folder, created)
                 raise
+
+
+def _has_results(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (SUMMARY, TRIALS))
 
 
 def _remove_beginnings(folder: Path, created: Sequence[Path]) -> None:
@@ -319,7 +325,7 @@ def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator
     try:
         yield
     except BaseException as error:
-        finished = (folder / SUMMARY).exists()
+        finished = _has_results(folder)
         if isinstance(error, KeyboardInterrupt):
             message = (
                 f"the finished results are in {folder}" if finished else "nothing was finished"

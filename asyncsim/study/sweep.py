@@ -73,9 +73,22 @@ class ComparisonConfig(TargetOptions, CellConfig):
         """The options in place of ``steps``."""
         return [name for name in _LENGTHS if getattr(self, name) is not None]
 
+    @property
+    def has_trials(self) -> bool:
+        """Whether rates are chosen on further seeds."""
+        return self.tune_seeds > 0 and self.rates is not None and len(self.rates) > 1
+
+    @property
+    def rates(self) -> tuple[float, ...] | None:
+        """The learning rates to choose from; none if --learning-rate states one and --tune is a
+        default.
+        """
+        is_stated = self.changed("learning_rate") and not self.changed("tune")
+        return None if is_stated else self.tune
+
     def points(self) -> list[dict[str, Any]]:
         """Return the values of each cell."""
-        varied = self.varied | ({"learning_rate": self.tune} if self.tune else {})
+        varied = self.varied | ({"learning_rate": self.rates} if self.rates else {})
         return [
             dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())
         ]
@@ -185,7 +198,7 @@ def sweep(
         problem = problems[of_problem]
         cluster = options.make_cluster(message_bytes=options.vector_bytes(problem))
         cells.append(
-            Cell(_folder_name(values), dict(values), options, cluster, methods[of_methods], problem)
+            Cell(cell_name(values), dict(values), options, cluster, methods[of_methods], problem)
         )
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
@@ -205,7 +218,7 @@ def run_cells(
     cells: "Sequence[Cell]",
     conclude: "Callable[[Path, pd.DataFrame], None]",
     measure: Sequence[Job] = (),
-    follow: "Callable[[Path, pd.DataFrame], Sequence[Cell]] | None" = None,
+    follow: "Callable[[Path], Sequence[Cell]] | None" = None,
     also: Mapping[str, Any] = MappingProxyType({}),
 ) -> Result:
     """Run the methods of each cell, on one trace per seed; see `asyncsim.study.jobs.run_jobs`.
@@ -214,27 +227,25 @@ def run_cells(
     for invalid options.
 
     ``study``: its name. ``conclude(folder, summary)`` draws the figures and prints the tables of
-    the finished runs. ``measure``: additional measurements. ``follow(folder, summary)`` returns
-    further cells. ``also``: further entries of ``config.json``.
+    the finished runs. ``measure``: additional measurements. ``follow(folder)`` returns further
+    cells. ``also``: further entries of ``config.json``.
     """
     from asyncsim.study.cell import jobs_of, weak_attacks
 
     methods: dict[str, Any] = {}  # of the first cell that has each
     for cell in cells:
         methods |= {method.name: method for method in cell.methods if method.name not in methods}
-    record = {"study": study, **config.record(list(methods.values()), cells[0].problem), **also}
+    record = {**config.record(list(methods.values()), cells[0].problem), **also}
     if cells[0].goal is not None:
         record |= {"target": cells[0].goal.value, "target_of": cells[0].goal.of}
     if any(cell.values for cell in cells):
-        record["cells"] = [dict(cell.values) for cell in cells]
+        record.setdefault("cells", [dict(cell.values) for cell in cells])
     record[results.NOTES] = weak_attacks(cells)
     traces: dict[Any, str] = {}
     jobs = [*jobs_of(cells, traces), *measure]
     executor = executor_of(config, [(cell.problem, cell.cluster.workers) for cell in cells])
 
-    further = (
-        None if follow is None else lambda folder, ended: jobs_of(follow(folder, ended), traces)
-    )
+    further = None if follow is None else lambda folder: jobs_of(follow(folder), traces)
     return run_jobs(study, config, record, jobs, executor, conclude, further)
 
 
@@ -251,7 +262,7 @@ def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
     return tuple(key(getattr(config, name)) for name in sorted(options) if hasattr(config, name))
 
 
-def _folder_name(values: Mapping[str, Any]) -> str:
+def cell_name(values: Mapping[str, Any]) -> str:
     """Return the name of a cell's folders: its values; long ones are cut and end with a
     checksum.
     """

@@ -34,6 +34,9 @@ class TargetOptions:
     """Further evaluations that must meet the target, too. 0: the first touch counts."""
     tune: tuple[float, ...] | None = None
     """Learning rates to try for every method; the table has each method at its best rate."""
+    tune_seeds: int = 0
+    """Further seeds on which --tune chooses the rates, with runs half as long; the shown seeds run
+    at the chosen rates only. 0: choose on the shown seeds."""
     evaluate_every: int | None = 5
     """Worker steps between evaluations on all data. The time to the target is interpolated between
     them.
@@ -59,6 +62,7 @@ class TargetOptions:
         """Raise InputError for an unreachable target, or invalid rates."""
         self.goal.check()
         require_count("hold", self.hold, minimum=0)
+        require_count("tune_seeds", self.tune_seeds, minimum=0)
         if self.tune is not None:
             check_rates(self.tune)
 
@@ -120,33 +124,70 @@ class Target(NamedTuple):
         """Return whether values meet it: an array of booleans."""
         return values >= self.value - _ROUND_OFF if self.from_below else values <= self.value
 
+    def is_met_at(self, evaluation: Mapping[str, float]) -> bool:
+        """Return whether an evaluation meets it."""
+        return bool(self.is_met_by(evaluation[self.of]))
+
     def time(self, evaluations: Mapping[str, Any]) -> float:
         """Return the simulated time (s) until a run met and held it; an accuracy is compared by its
         error.
         """
-        time, values = evaluations["commit_time"], evaluations[self.of]
-        if self.from_below:
-            return time_to_target(time, 1 - values, 1 - self.value + _ROUND_OFF, self.hold)
-        return time_to_target(time, values, self.value, self.hold)
+        return time_to_target(evaluations["commit_time"], *self._falling(evaluations), self.hold)
+
+    def _falling(self, evaluations: Mapping[str, Any]) -> tuple[Any, float]:
+        """Return the losses or errors of evaluations, and the value to reach."""
+        values = evaluations[self.of]
+        return (
+            (1 - values, 1 - self.value + _ROUND_OFF) if self.from_below else (values, self.value)
+        )
+
+    def bounded(self, evaluations: "pd.DataFrame", trace: "Trace") -> tuple[float, float, float]:
+        """Return the time of `time`, and the first and the last time (s) at which the run can have
+        met the target: of the first version after the evaluation before, and of the evaluation that
+        met it.
+        """
+        first = first_held(*self._falling(evaluations), self.hold)
+        if first is None:
+            return np.inf, np.inf, np.inf
+        low = high = float(evaluations["commit_time"].iloc[first])
+        if first > 0:
+            frame = trace.accepted.frame
+            versions = frame.loc[frame["outcome"] == "applied", "commit_time"].to_numpy()
+            positions = np.flatnonzero(frame["outcome"] == "applied")
+            place = np.searchsorted(positions, evaluations["commit"].iloc[first - 1])
+            low = min(float(versions[place]), high)
+        return float(np.clip(self.time(evaluations), low, high)), low, high
 
     def reached(self, run: "Run", trace: "Trace") -> dict[str, float]:
         """Return when a run reached the target, as columns of a summary.
 
         ``time_to_target``: simulated time (s) until the target was met and held; infinite if it
         never was, or the run diverged. ``gradients_to_target``: gradients of all workers until
-        then, discarded ones too. ``first_touch``: the time (s) without holding. ``at_start``:
-        whether the initial parameters meet it. ``gradients``: gradients of the whole run.
+        then, discarded ones too. ``..._low`` and ``..._high``: their bounds by the evaluations
+        before and at the target. ``first_touch``: the time (s) without holding. ``at_start``:
+        whether the initial parameters meet it; ``start``: their value. ``rises``: whether the loss
+        or error rises from the first evaluations on, and ends above its start. ``gradients``:
+        gradients of the whole run.
         """
-        touched = self._replace(hold=0).time(run.evaluations)
-        time = self.time(run.evaluations) if run.diverged_at is None else np.inf
+        touched, *_ = self._replace(hold=0).bounded(run.evaluations, trace)
+        time = low = high = np.inf
+        if run.diverged_at is None:
+            time, low, high = self.bounded(run.evaluations, trace)
+        first, *values = np.asarray(self._falling(run.evaluations)[0], float)
+        is_rising = len(values) > 1 and first < values[0] and not values[0] >= values[1]
         frame = trace.frame
-        computed = float(frame.loc[frame["commit_time"] <= time, "local_steps"].sum())
+        times = {"": time, "_low": low, "_high": high}
+        columns = {f"time_to_target{bound}": value for bound, value in times.items()}
+        for bound, value in times.items():
+            computed = float(frame.loc[frame["commit_time"] <= value, "local_steps"].sum())
+            columns[f"gradients_to_target{bound}"] = computed if np.isfinite(value) else np.inf
         end = frame["commit_time"] <= run.commits["commit_time"].iloc[-1]
         return {
-            "time_to_target": time,
-            "gradients_to_target": computed if np.isfinite(time) else np.inf,
+            **columns,
             "first_touch": touched,
             "at_start": touched == run.evaluations["commit_time"].iloc[0],
+            "start": float(run.evaluations[self.of].iloc[0]),
+            "rises": is_rising and not values[-1] <= first,
             "gradients": float(frame.loc[end, "local_steps"].sum()),
         }
 
@@ -155,13 +196,14 @@ def say_at_start(summary: "pd.DataFrame", target: Target) -> str:
     """Return a warning if the initial parameters of some seeds meet the target, else an empty
     text.
     """
-    seeds = summary.loc[summary["at_start"].astype(bool), "seed"].nunique()
+    met = summary[summary["at_start"].astype(bool)]
+    seeds = met["seed"].nunique()
     if not seeds:
         return ""
     harder = "higher" if target.from_below else "lower"
     return (
-        f"the start meets {target} already in {seeds} of {summary['seed'].nunique()} seeds; give a "
-        f"{harder} --target"
+        f"the start, at {met['start'].mean():.3g}, meets {target} already in {seeds} of "
+        f"{summary['seed'].nunique()} seeds; give a {harder} --target"
     )
 
 
@@ -177,13 +219,9 @@ def time_to_target(time: Any, values: Any, target: float, hold: int = 0) -> floa
     it.
     """
     times, loss = np.asarray(time, float), np.asarray(values, float)
-    is_met = loss <= target
-    starts = np.flatnonzero(
-        [is_met[place : place + hold + 1].all() for place in range(len(is_met) - hold)]
-    )
-    if not len(starts):
+    first = first_held(loss, target, hold)
+    if first is None:
         return np.inf
-    first = starts[0]
     if first == 0 or not np.isfinite(loss[first - 1]):
         return float(times[first])
     before, at = loss[first - 1], loss[first]
@@ -191,6 +229,15 @@ def time_to_target(time: Any, values: Any, target: float, hold: int = 0) -> floa
         before, at, target = np.log([before, at, target])
     part = (before - target) / (before - at)
     return float(times[first - 1] + part * (times[first] - times[first - 1]))
+
+
+def first_held(values: Any, target: float, hold: int = 0) -> int | None:
+    """Return the place of the first value that meets a target with the ``hold`` next ones; None
+    without one.
+    """
+    is_met = np.asarray(values, float) <= target
+    held = (place for place in range(len(is_met) - hold) if is_met[place : place + hold + 1].all())
+    return next(held, None)
 
 
 def _kind(of: str) -> str:

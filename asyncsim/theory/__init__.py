@@ -6,9 +6,7 @@ between the read and the apply, so that one worker alone has staleness 0.
 """
 
 from asyncsim.theory.barriers import (
-    BoundedClocks,
     barrier_time,
-    bounded_clocks,
     sum_law,
     trial_success,
 )
@@ -36,7 +34,6 @@ from asyncsim.theory.momentum import (
     elastic_stable_beta,
     implicit_momentum,
     implicit_momentum_path,
-    leader_step_bound,
     momentum_stable_rate,
     stable_step,
     window_step,
@@ -56,13 +53,11 @@ from asyncsim.theory.staleness import (
 )
 
 __all__ = [
-    "BoundedClocks",
     "QueueTheory",
     "Repairman",
     "StalenessTheory",
     "ThroughputTheory",
     "barrier_time",
-    "bounded_clocks",
     "checkpoint_efficiency",
     "consensus_rate",
     "daly_interval",
@@ -74,7 +69,6 @@ __all__ = [
     "implicit_momentum",
     "implicit_momentum_path",
     "knee",
-    "leader_step_bound",
     "momentum_stable_rate",
     "queue_theory",
     "renewal_staleness_variance",

@@ -1,9 +1,8 @@
-"""The cost of waiting: the time until all or the first few workers finish, and bounded clocks."""
+"""The cost of waiting: the time until all or the first few workers finish."""
 
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from scipy.special import betaincc
@@ -190,88 +189,6 @@ def _breakpoints(law: Law) -> list[float]:
         case Mixture(laws=parts):
             return [point for part in parts for point in _breakpoints(part)]
     return []
-
-
-#: Larger chains take more than seconds to solve.
-_MOST_STATES = 6_000
-
-#: Numbers of workers whose clocks are 0, 1, ..., bound + 1 above the slowest.
-_State = tuple[int, ...]
-
-
-class BoundedClocks(NamedTuple):
-    """Stale synchronous parallel in the long run."""
-
-    throughput: float  #: commits relative to workers that never wait
-    staleness: float  #: mean over commits, in versions, if every commit makes one
-
-
-def bounded_clocks(workers: int, bound: int) -> BoundedClocks:
-    """Return throughput and staleness under `asyncsim.bounded_staleness` with exponential times.
-
-    There is no queue.
-
-    The clocks relative to the slowest are a Markov chain on the numbers of workers at 0, 1, ...,
-    ``bound + 1``; workers at the last one wait. Its stationary law gives the throughput. The mean
-    staleness follows from conservation: each commit ages the reads of the other workers that do not
-    wait. Bound 0 gives ``1 / H_n`` and ``(n - 1) / 2``, two workers ``1 - 1 / (2 bound + 3)``.
-
-    Raises
-    ------
-    InputError
-        For more than 6,000 states, ``comb(workers + bound, workers - 1)``.
-    """
-    n, s = require_count("workers", workers), require_count("bound", bound, 0)
-    if n == 1:
-        return BoundedClocks(1.0, 0.0)
-    size = math.comb(n + s, n - 1)
-    if size > _MOST_STATES:
-        number = f"{size:,}" if size < 10**12 else "far too many"
-        raise InputError(
-            f"workers = {n}, bound = {s}: {number} states, and {_MOST_STATES:,} can be solved; "
-            "give fewer workers, a lower bound, or simulate"
-        )
-    states, moves = _chain(n, s)
-    stationary = _stationary(len(states), moves)
-    waiting = np.array([state[-1] for state in states])
-    active = n - waiting
-    commits = float(stationary @ active)
-    others_waiting = float(stationary @ (active * waiting)) / commits
-    return BoundedClocks(commits / n, n - 1 - others_waiting)
-
-
-def _chain(workers: int, bound: int) -> tuple[list[_State], list[tuple[int, int, int]]]:
-    """Return the states reached from equal clocks, and the moves: from, to, rate."""
-    first = (workers, *[0] * (bound + 1))
-    index, states, moves = {first: 0}, [first], []
-    for at, state in enumerate(states):  # the loop extends ``states``
-        for clock in range(bound + 1):
-            if not state[clock]:
-                continue
-            new = list(state)
-            new[clock] -= 1
-            new[clock + 1] += 1
-            after = tuple(new) if new[0] else (*new[1:], 0)
-            if after not in index:
-                index[after] = len(states)
-                states.append(after)
-            moves.append((at, index[after], state[clock]))
-    return states, moves
-
-
-def _stationary(states: int, moves: list[tuple[int, int, int]]) -> np.ndarray:
-    # Here, as plans need no chain of states, and would wait half a second for it.
-    from scipy.sparse import coo_array
-    from scipy.sparse.linalg import spsolve
-
-    begin, end, rate = np.array(moves, np.float64).T
-    leaves = coo_array((rate, (begin, begin)), (states, states))
-    balance = (leaves - coo_array((rate, (end, begin)), (states, states))).tocsc()
-    # One balance equation follows from the others: set the first state's weight to 1, then
-    # normalise.
-    remaining = spsolve(balance[1:, 1:], -balance[1:, [0]].toarray()[:, 0])
-    weights = np.concatenate([[1.0], np.atleast_1d(remaining)])
-    return weights / weights.sum()
 
 
 def trial_success(cluster: Cluster) -> tuple[float, ...]:

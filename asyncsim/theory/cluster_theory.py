@@ -17,7 +17,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Law, Mixture
 from asyncsim.clusters.network import takes_no_time
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.theory.barriers import BoundedClocks, barrier_time, bounded_clocks, sum_law
+from asyncsim.theory.barriers import barrier_time, sum_law
 from asyncsim.theory.queueing import (
     alike,
     alike_network,
@@ -26,7 +26,6 @@ from asyncsim.theory.queueing import (
     demand,
     journeys,
     knee,
-    memoryless,
     queues,
     repairman,
     require_cluster,
@@ -46,8 +45,7 @@ class ThroughputTheory(NamedTuple):
     """The long-run rate of accepted commits, or a bound of it."""
 
     #: ``"nobody waits"``, ``"machine repairman"``, ``"order statistics"`` (of the first to finish;
-    #: with ``", without the network"`` if only their computing counts), ``"bounded clocks"``, or
-    #: ``"saturation bound"``.
+    #: with ``", without the network"`` if only their computing counts), or ``"saturation bound"``.
     name: str
     commits: float  #: per second
     exact: bool = False  #: whether ``commits`` is the rate; else it is an upper bound
@@ -120,19 +118,6 @@ def saturating_workers(cluster: Cluster) -> float | None:
     ):
         return None
     return knee(think, demand(cluster))
-
-
-def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
-    """Return throughput and staleness of memoryless workers under bounded staleness.
-
-    The throughput ignores waiting at the server. None for other clusters and for too many states.
-    """
-    if cluster.policy.bound is None or not memoryless(cluster):
-        return None
-    try:
-        return bounded_clocks(cluster.workers, cluster.policy.bound)
-    except InputError:
-        return None
 
 
 def _without_server(cluster: Cluster) -> ThroughputTheory:
@@ -219,9 +204,8 @@ def _rate(cluster: Cluster) -> ThroughputTheory | None:
         state = repairman(cluster.workers, away(cluster)[0], cluster.service.mean)
         return ThroughputTheory("machine repairman", state.throughput, exact=nothing_lost)
     bound = ThroughputTheory("saturation bound", _highest_rate(cluster))
-    if policy.chooses_when_to_reply and cluster.workers > 1:
-        return _with_waiting(cluster, bound)
-    may_wait = queues(cluster) or waits_for_parts(cluster)
+    held = policy.chooses_when_to_reply and cluster.workers > 1
+    may_wait = held or queues(cluster) or waits_for_parts(cluster)
     return (
         bound if may_wait or not nothing_lost else bound._replace(name="nobody waits", exact=True)
     )
@@ -346,26 +330,6 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     return min(limits, key=lambda limit: limit.commits)
 
 
-def _with_waiting(cluster: Cluster, bound: ThroughputTheory) -> ThroughputTheory:
-    """Return the rate under a policy that makes workers wait, or its bound."""
-    exact = cluster.service.mean == 0 and not cluster.shared_bandwidth
-    clocks = memoryless_clocks(cluster)
-    if clocks is not None:
-        commits = clocks.throughput * cluster.workers / cluster.compute_laws[0].mean
-        return min(
-            ThroughputTheory("bounded clocks", commits, exact),
-            bound,
-            key=lambda limit: limit.commits,
-        )
-    is_first_of = cluster.policy.name == "first_of" and cluster.policy.grace is None
-    if is_first_of and exact and memoryless(cluster):
-        # A worker that still computes is as if it had just begun.
-        first = cluster.policy.per_version(cluster.workers)
-        duration = barrier_time(cluster.compute_laws[0], cluster.workers, first=first)
-        return ThroughputTheory("order statistics", first / duration, exact=True)
-    return bound
-
-
 def _repairman_holds(cluster: Cluster) -> bool:
     exponential = isinstance(cluster.service, Exponential) and cluster.discipline == "fifo"
     return exponential and not cluster.separate_reads and think_time(cluster) is not None
@@ -390,8 +354,6 @@ class StalenessTheory(NamedTuple):
     queue_free: bool = False  #: whether the server takes no time; else ``std`` is an approximation
     #: From whole numbers to their probabilities, if the whole law is known.
     probability: Callable[[np.ndarray], np.ndarray] | None = None
-    #: Source of the mean: ``"conserved"``, for any laws of the times, or ``"bounded clocks"``.
-    mean_law: str = "conserved"
 
 
 def staleness_theory(cluster: Cluster, computations: float = math.inf) -> StalenessTheory:
@@ -446,11 +408,6 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
     n, policy = cluster.workers, cluster.policy
     if policy.name == "trials":  # no round ends while a computation is under way
         return StalenessTheory("", 0.0, (0.0, 0.0))
-    clocks = memoryless_clocks(cluster)
-    if clocks is not None and cluster.service.mean == 0 and cluster.protocol == "exchange":
-        return StalenessTheory(
-            "", clocks.staleness, (clocks.staleness,) * 2, mean_law="bounded clocks"
-        )
     upper = float(n - 1)
     if cluster.protocol == "read_then_write":
         upper = float(n if cluster.exclusive else 2 * n - 1)

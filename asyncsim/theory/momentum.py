@@ -189,43 +189,6 @@ def elastic_stable_beta(workers: int, step: float) -> float:
     return n * (4 - 2 * step) / (2 + n * (2 - step))
 
 
-def leader_step_bound(
-    gap: float,
-    leader_gap: float,
-    learning_rate: float,
-    pull: float,
-    convexity: float,
-    smoothness: float,
-    noise: float = 0.0,
-) -> float:
-    """Return a bound of the mean loss above the minimum after a step of leader SGD.
-
-    ::
-
-        (1 - convexity rate) gap - pull (gap - leader_gap) + rate^2 smoothness noise^2 / 2
-
-    for small learning rates: the leader adds a decrease to SGD's, as its loss is the lower one.
-
-    Parameters
-    ----------
-    gap, leader_gap : float
-        The losses of the worker and the leader above the minimum.
-    pull : float
-        The share of the way to the leader that a step takes, as in `asyncsim.methods.lgd`: the
-        learning rate times the paper's lambda.
-    convexity, smoothness : float
-        The least and the largest curvature.
-    noise : float
-        The standard deviation of the gradient.
-
-    References
-    ----------
-    Teng et al. 2019, arXiv 1905.10395, as the authors' poster quotes it.
-    """
-    decrease = convexity * learning_rate * gap + pull * (gap - leader_gap)
-    return gap - decrease + learning_rate**2 * smoothness * noise**2 / 2
-
-
 def _require_step(step: float) -> float:
     if require_nonnegative("step", step) > 2:
         raise InputError(

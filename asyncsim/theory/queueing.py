@@ -6,7 +6,7 @@ import numpy as np
 
 from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Constant, Exponential, Law
+from asyncsim.clusters.laws import Constant, Law
 
 
 class Repairman(NamedTuple):
@@ -99,15 +99,6 @@ def alike(cluster: Cluster) -> bool:
 def alike_network(cluster: Cluster) -> bool:
     """Return whether all workers' messages, and all visits, have the same latency and bandwidth."""
     return cluster.far_every == 1 and all(way.alike for way in cluster.ways)
-
-
-def memoryless(cluster: Cluster) -> bool:
-    """Return whether all compute times are exponential with one mean, and messages take no time."""
-    return (
-        isinstance(cluster.compute, Exponential)
-        and cluster.window == 1
-        and max(journeys(cluster)) == 0
-    )
 
 
 def queues(cluster: Cluster) -> bool:

@@ -78,12 +78,6 @@ def mean_staleness(rollouts: Rollouts, update_time: float, weight: str = "sample
     return generation * spread / halves + waits
 
 
-def mean_switches(rollouts: Rollouts, update_time: float) -> float:
-    """Return the mean number of versions that change amid a sample, with updates in flight."""
-    rho = load(rollouts, update_time)
-    return rollouts.slots / (rollouts.batch * max(1.0, rho))
-
-
 def kept_share(rollouts: Rollouts, update_time: float) -> float:
     """Return the share of samples that ``discard(K)`` keeps, for groups of one and rho < 1.
 
@@ -110,42 +104,3 @@ def kept_share(rollouts: Rollouts, update_time: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if middle * share(middle) < shortest else (low, middle)
     return share(max(high, update_time))
-
-
-def mixed_group_gradient(
-    members: int,
-    share: float,
-    gradient: np.ndarray,
-    covariance: np.ndarray,
-    reward_gap: float,
-    old_score: np.ndarray,
-    exact: bool = False,
-) -> np.ndarray:
-    """Return the mean uncorrected gradient of a group in which some members are by an old policy.
-
-    The baseline is the mean reward of the group, and advantages are not divided by its standard
-    deviation::
-
-        (S - 1) / S ((1 - f) grad J + f cov + f (1 - f) (J_old - J) E_old[score])
-
-    Parameters
-    ----------
-    members : int
-        S.
-    share : float
-        f: the probability of each member to be old; with ``exact`` the share of old members, which
-        the group then has exactly. The last term has no factor ``(S - 1) / S`` then.
-    gradient : array, shape ``[parameters]``
-        grad J: of the expected reward, at the current policy.
-    covariance : array, shape ``[parameters]``
-        cov: of the reward and the current policy's score, under the old policy.
-    reward_gap : float
-        ``J_old - J``.
-    old_score : array, shape ``[parameters]``
-        The mean score of the current policy under the old one.
-    """
-    factor = (members - 1) / members
-    drift = share * (1 - share) * reward_gap * np.asarray(old_score)
-    return (
-        factor * ((1 - share) * gradient + share * covariance) + (1.0 if exact else factor) * drift
-    )

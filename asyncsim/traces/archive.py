@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -21,21 +21,20 @@ from asyncsim.base.files import open_file, write_whole
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.traces.columns import TABLES, Source, arrays_of, table_of
 from asyncsim.traces.samples import SAMPLE_OUTCOMES, RolloutTables
-
-if TYPE_CHECKING:
-    from asyncsim.traces.trace import Trace
+from asyncsim.traces.tables import Tables
 
 #: Raised whenever the files change; other formats are refused.
 FORMAT = 5
 _HEADER = b"asyncsim"
+_T = TypeVar("_T", bound=Tables)
 
 
-def save_trace(trace: "Trace", path: str | os.PathLike) -> Path:
+def save_trace(trace: Tables, path: str | os.PathLike) -> Path:
     """Write a trace; see `Trace.save`."""
     return write_trace(trace, require_free("path", path))
 
 
-def write_trace(trace: "Trace", path: Path) -> Path:
+def write_trace(trace: Tables, path: Path) -> Path:
     """Write a trace; replace an existing file."""
     tables = {name: getattr(trace, name) for name in TABLES}
     if trace.rollouts is not None:
@@ -55,7 +54,7 @@ def write_trace(trace: "Trace", path: Path) -> Path:
     return write_whole(path, lambda file: pq.write_table(table, file, **checked))
 
 
-def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
+def load_trace(kind: type[_T], path: str | os.PathLike) -> _T:
     """Read a trace; see `Trace.load`."""
     path = require_path("path", path)
     if not path.exists():
@@ -92,7 +91,7 @@ def _require_room(path: Path, metadata: pq.FileMetaData) -> None:
     require_memory(f"path = {str(path)!r}", "a trace of its length", 8.0 * values)
 
 
-def _trace(kind: "type[Trace]", header: dict[str, Any], stored: pa.Table) -> "Trace":
+def _trace(kind: type[_T], header: dict[str, Any], stored: pa.Table) -> _T:
     columns: dict[str, dict[str, Any]] = {}
     for name in stored.column_names:
         table, _, column = name.partition(".")

@@ -8,11 +8,20 @@ list of reads, in order for each worker, determines all staleness.
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.columns import APPLIED, RESENT, Source, previous_rows, table_of
+from asyncsim.traces.columns import (
+    APPLIED,
+    BUFFERED,
+    RESENT,
+    Source,
+    arrays_of,
+    previous_rows,
+    table_of,
+)
 from asyncsim.traces.samples import RolloutTables
-from asyncsim.traces.tables import Columns, messages_of_parts, messages_of_peers, messages_to_server
+from asyncsim.traces.tables import Columns, restore_counts, versions_of_shards
 from asyncsim.traces.trace import Trace
 
 #: Records of each message; of a cancelled computation all times after ``send_time`` are
@@ -233,3 +242,77 @@ def trace_without_server(
     spells = table_of("absences", absences or {}, None if absences else 0)
     messages = messages_of_peers(worker, taken_up, in_flight)
     return Trace(source, steps, table_of("reads", reads), messages, spells)
+
+
+def messages_to_server(
+    steps: pd.DataFrame, present: Columns, absences: pd.DataFrame
+) -> pd.DataFrame:
+    """Return the messages that a server took up, and the waiting visits, which have no step yet.
+
+    ``present`` has ``worker`` and ``arrive_time`` of these.
+    """
+    outcome, version, worker, arrive_time = arrays_of(
+        steps, "outcome", "version", "worker", "arrive_time"
+    )
+    step, applied = np.flatnonzero(outcome <= BUFFERED), np.flatnonzero(outcome == APPLIED)
+    completed_by = np.full(version.max(initial=0) + 2, -1)
+    completed_by[version[applied]] = applied
+    # A version may be completed between two rows, by a death, a cut trial or a grace window: its
+    # last message has completed it. A restore makes a version, too, without messages.
+    last = np.r_[0, version][:-1]
+    new_versions = version - (outcome == APPLIED) - last
+    rows = np.flatnonzero(new_versions > restore_counts(absences, len(steps)))
+    completed_by[last[rows] + 1] = step[np.searchsorted(step, rows) - 1]
+    by = completed_by[version[step] + (outcome[step] == BUFFERED)]
+    nowhere = np.full(len(present["worker"]), -1)
+    return table_of(
+        "messages",
+        {
+            "worker": np.concatenate([worker[step], present["worker"]]),
+            "step": np.concatenate([step, nowhere]),
+            "by": np.concatenate([by, nowhere]),
+            "arrive_time": np.concatenate([arrive_time[step], present["arrive_time"]]),
+        },
+    )
+
+
+def messages_of_parts(parts: Columns, present: Columns) -> pd.DataFrame:
+    """Return the parts of messages in the order of commits, and the visits that wait for a server.
+
+    ``parts`` has the columns of `Trace.messages` but ``by``; ``present`` has ``worker``, ``shard``,
+    ``arrive_time``.
+    """
+    table = table_of("messages", parts)
+    step, shard, outcome = arrays_of(table, "step", "shard", "outcome")
+    version = versions_of_shards(table)
+    completed_by = np.full((shard.max(initial=0) + 1, version.max(initial=0) + 2), -1)
+    is_applied = outcome == APPLIED
+    completed_by[shard[is_applied], version[is_applied]] = step[is_applied]
+    by = np.where(outcome <= BUFFERED, completed_by[shard, version + (outcome == BUFFERED)], -1)
+    return pd.concat([table.assign(by=by), table_of("messages", present)], ignore_index=True)
+
+
+def messages_of_peers(worker: np.ndarray, taken_up: Columns, in_flight: Columns) -> pd.DataFrame:
+    """Return the messages between workers.
+
+    Parameters
+    ----------
+    worker : array, shape ``[steps]``
+        The worker of each step.
+    taken_up : columns
+        ``step``, ``by``, ``weight`` and, if known, ``arrive_time``.
+    in_flight : columns
+        ``step``, ``taker`` (-1 of a message that was lost with its taker), ``weight`` and
+        ``arrive_time``.
+    """
+    tables = []
+    for columns, keys in (
+        (taken_up, ("step", "by")),
+        (in_flight, ("arrive_time", "weight", "taker", "step")),
+    ):
+        order = np.lexsort([columns[key] for key in keys])
+        columns = {name: np.asarray(values)[order] for name, values in columns.items()}
+        tables.append(table_of("messages", columns, len(order)))
+    messages = pd.concat(tables, ignore_index=True)
+    step, by, taker = arrays_of(messages, "step", "by", "taker")
+    return messages.assign(worker=worker[step], taker=np.where(by < 0, taker, worker[by]))

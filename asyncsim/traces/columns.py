@@ -161,11 +161,12 @@ def arrays_of(table: pd.DataFrame, *names: str) -> list[np.ndarray]:
 
 
 @functools.cache
-def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that make traces."""
+def package_versions(*further: str) -> dict[str, str]:
+    """Return the versions of Python, of the packages that make traces, and of further ones."""
     from asyncsim import __version__  # not at the top: nothing else here needs the package itself
 
-    packages = {name: metadata.version(name) for name in ("numpy", "pandas", "pyarrow", "simpy")}
+    names = ("numpy", "pandas", "pyarrow", "simpy", *further)
+    packages = {name: metadata.version(name) for name in names}
     return {"asyncsim": __version__, "python": platform.python_version(), **packages}
 
 

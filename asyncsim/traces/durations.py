@@ -1,7 +1,6 @@
 """Durations between the columns of a trace, and the order in which its server took visits."""
 
 import dataclasses
-import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -302,30 +301,18 @@ class Choices(NamedTuple):
 
 def choices(trace: Trace) -> Choices:
     """Count how often a server chose the earliest waiting visit, and the lowest worker's."""
-    visits = _visits(trace)
-    worker, arrive, serve = (visits[name].tolist() for name in ("worker", "arrive", "serve"))
-    by_arrival = sorted(range(len(arrive)), key=arrive.__getitem__)
-    first: list[tuple[float, int]] = []
-    lowest: list[tuple[int, int]] = []
-    arrived_count, counts = 0, np.zeros(3, int)
-    for visit, time in enumerate(serve):
-        while (
-            arrived_count < len(by_arrival)
-            and time < np.inf
-            and arrive[by_arrival[arrived_count]] < time
-        ):
-            index = by_arrival[arrived_count]
-            heapq.heappush(first, (arrive[index], index))
-            heapq.heappush(lowest, (worker[index], index))
-            arrived_count += 1
-        # Visits are numbered in the order of service: earlier ones, and this one, do not wait.
-        while first and first[0][1] <= visit:
-            heapq.heappop(first)
-        while lowest and lowest[0][1] <= visit:
-            heapq.heappop(lowest)
-        if first and time < np.inf:
-            counts += (1, arrive[visit] <= first[0][0], worker[visit] <= lowest[0][0])
-    return Choices(*counts.tolist())
+    worker, arrive, serve = arrays_of(_visits(trace), "worker", "arrive", "serve")
+    visits = np.arange(len(worker))
+    # Visits are numbered in the order of service: only later ones may wait.
+    earliest = np.append(np.minimum.accumulate(arrive[:0:-1])[::-1], np.inf)
+    lowest = np.full(len(worker), trace.workers)
+    for index in reversed(range(trace.workers)):
+        rows = np.flatnonzero(worker == index)
+        following = np.append(arrive[rows], np.inf)[np.searchsorted(rows, visits, side="right")]
+        lowest[following < serve] = index
+    is_choice = (earliest < serve) & (serve < np.inf)
+    agrees = (is_choice, is_choice & (arrive <= earliest), is_choice & (worker <= lowest))
+    return Choices(*(int(chosen.sum()) for chosen in agrees))
 
 
 def _visits(trace: Trace) -> pd.DataFrame:

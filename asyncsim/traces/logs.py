@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from asyncsim.base.errors import InputError, require_memory, require_number, require_path
+from asyncsim.clusters.workers import as_workers
 
 #: Larger whole numbers are not exact.
 _LARGEST = 2**53
@@ -189,3 +190,35 @@ def _dates(values: pd.Series) -> pd.Series:
             dates = pd.to_timedelta(values.astype(str), errors="coerce").dropna()
         values = values if dates.empty else dates
     return values.dt.tz_convert(None) if isinstance(values.dtype, pd.DatetimeTZDtype) else values
+
+
+def count_workers(log: Log, workers: int | None) -> int:
+    """Return the number of workers of a log; unless it is stated, each must have a visit."""
+    numbers = np.unique(np.floor(log.numbers("worker")))
+    numbers = numbers[numbers >= 0]
+    if workers is None:
+        workers = max(1, len(numbers))
+        gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
+        if len(gaps):
+            raise InputError(
+                f"{log.name}: worker {gaps[0]} has none, though there is a worker "
+                f"{numbers[-1]:.12g}; number the workers from 0, or give workers = "
+                f"{numbers[-1] + 1:.12g} if some are never served"
+            )
+    return as_workers("workers", workers)
+
+
+def put_in_order(log: Log, times: Sequence[str], begin: float, workers: int) -> None:
+    """Sort rows by the end of their service, with times counted from the begin."""
+    worker = log.numbers("worker")
+    is_valid = (worker >= 0) & (worker < workers) & (worker % 1 == 0)
+    log.require("worker", is_valid, f"must be a whole number from 0 to {workers - 1}")
+    listed = [name for name in times if name in log.table]
+    rule = f"must not be before the begin, {begin:.12g}"
+    log.require(listed[0], log.table[listed[0]] >= begin, rule)
+    log.table = (
+        log.table.assign(worker=worker.astype(np.int64))
+        .assign(**{name: log.table[name] - begin for name in listed})
+        .sort_values(listed[-1], kind="stable")
+        .reset_index(drop=True)
+    )

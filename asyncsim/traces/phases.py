@@ -5,16 +5,13 @@ until the worker's next mark.
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError
 from asyncsim.traces.columns import GOSSIP, RESENT, arrays_of
-
-if TYPE_CHECKING:
-    from asyncsim.traces.trace import Trace
+from asyncsim.traces.tables import Tables
 
 #: The phases in words.
 IN_WORDS = {
@@ -42,7 +39,7 @@ _BACK = len(IN_WORDS)
 Mark = tuple[np.ndarray, ...]
 
 
-def phases(trace: "Trace", workers: Collection[int]) -> pd.DataFrame:
+def phases(trace: Tables, workers: Collection[int]) -> pd.DataFrame:
     """Return the phases of some workers up to the last commit of the trace.
 
     Computations without a commit count, too: a worker that the server never serves waits to the
@@ -92,7 +89,7 @@ def _mark(
     return worker, job, begin, np.full(len(begin), phase, np.int8), step
 
 
-def _marks(trace: "Trace") -> list[Mark]:
+def _marks(trace: Tables) -> list[Mark]:
     """Return the instants at which a worker's phase changes, in the order of a job's cycle."""
     steps, reads = trace.steps, trace.reads
     start_time, commit_time, push_read, failed_by = arrays_of(
@@ -139,7 +136,7 @@ def _marks(trace: "Trace") -> list[Mark]:
     ]
 
 
-def _lasting(trace: "Trace", marks: list[Mark], last: float) -> pd.DataFrame:
+def _lasting(trace: Tables, marks: list[Mark], last: float) -> pd.DataFrame:
     """Return the phases between marks, with their ends."""
     begins = pd.DataFrame({"worker": np.arange(trace.workers), "job": -1, "begin": 0.0})
     absences = trace.absences[trace.absences["worker"] >= 0].assign(job=np.iinfo(np.int64).max)
@@ -162,7 +159,7 @@ def _lasting(trace: "Trace", marks: list[Mark], last: float) -> pd.DataFrame:
     return pd.DataFrame(table, copy=False)
 
 
-def _begun(trace: "Trace") -> pd.DataFrame:
+def _begun(trace: Tables) -> pd.DataFrame:
     """Return the open reads, at the assumed begins of the computations not done at the end."""
     steps, reads = trace.steps, trace.reads
     is_ahead = reads["is_open"] & (reads["shard"] < 0)

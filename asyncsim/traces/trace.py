@@ -1,8 +1,7 @@
 """The trace: the visits of workers to the server, and the staleness of each message."""
 
-import functools
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,17 @@ from asyncsim.base import hooks
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.base.markup import card
-from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.policy import Policy
 from asyncsim.traces.archive import load_trace, save_trace
 from asyncsim.traces.columns import (
-    APPLIED,
-    BUFFERED,
-    CANCELLED,
     GOSSIP,
-    OUTCOMES,
-    READ_COLUMNS,
-    Source,
 )
 from asyncsim.traces.samples import Audit, RolloutTables, audit, law_of_staleness
-from asyncsim.traces.tables import frame_of, parts_of
-from asyncsim.traces.trace_summary import per_shard, per_worker, queue, summary, waits
+from asyncsim.traces.tables import Tables
+from asyncsim.traces.trace_summary import per_worker, queue, summary, waits
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Tables):
     """The order and the times of all server visits.
 
     Four tables hold it, whatever their origin; `frame` joins them for readers.
@@ -167,16 +158,6 @@ class Trace:
             The server, from 0.
     """
 
-    source: Source
-    steps: pd.DataFrame
-    reads: pd.DataFrame
-    messages: pd.DataFrame
-    absences: pd.DataFrame
-    rollouts: RolloutTables | None = None
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
     def __repr__(self) -> str:
         lost = len(self) - len(self.accepted)
         commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
@@ -195,250 +176,6 @@ class Trace:
     def plot(self) -> Any:
         """Draw the staleness of commits and the workers' first steps; `asyncsim.plots` has more."""
         return hooks.plots().overview(self)
-
-    @functools.cached_property
-    def frame(self) -> pd.DataFrame:
-        """The joined tables: one row per message, in the order of service; see `Trace`."""
-        return frame_of(self)
-
-    @functools.cached_property
-    def accepted(self) -> "Trace":
-        """The messages that the server applied or buffered, renumbered: a replay's gradients.
-
-        Where a detected death, a cut trial or a grace window completed a version, its last message
-        counts as the one that completed it.
-        """
-        outcome = self.steps["outcome"].cat.codes.to_numpy()
-        is_accepted, messages = outcome <= BUFFERED, self.messages
-        is_whole = messages["shard"] < 0  # a part may complete a version of its shard alone
-        completed = messages.loc[is_whole & (messages["by"] == messages["step"]), "step"].to_numpy()
-        between = completed[(completed >= 0) & (outcome[completed] == BUFFERED)]
-        if is_accepted.all() and not len(between):
-            return self
-        version, outcome = self.steps["version"].to_numpy(copy=True), outcome.copy()
-        version[between] += 1
-        outcome[between] = APPLIED
-        steps = self.steps.assign(
-            version=version, outcome=pd.Categorical.from_codes(outcome, OUTCOMES)
-        )
-        rows = np.concatenate([[0], np.cumsum(is_accepted)])
-        place = np.append(np.where(is_accepted, rows[:-1], -1), -1)
-        messages = messages.assign(**{name: place[messages[name]] for name in ("step", "by")})
-        absences = self.absences.copy()
-        for name in ("from_row", "to_row"):
-            is_known = absences[name].notna()
-            absences.loc[is_known, name] = rows[absences.loc[is_known, name].astype(int)]
-        reads = self.reads
-        # Cancelled computations have not consumed the replicas that they began from.
-        if self.protocol == GOSSIP:
-            is_open = reads["is_open"].to_numpy(copy=True)
-            is_open[self.steps["read"][~is_accepted]] = True
-            reads = reads.assign(is_open=is_open)
-        steps = steps[is_accepted].reset_index(drop=True)
-        return Trace(self.source, steps, reads, messages, absences, self.rollouts)
-
-    def head(self, rows: int) -> "Trace":
-        """Return the first rows, as a trace that ended there, without its open reads."""
-        end = self.steps["commit_time"].iloc[rows - 1]
-        numbers = ["from_row", "to_row"]
-        absences = self.absences[self.absences["begin"] <= end]
-        absences = absences.assign(**absences[numbers].where(absences[numbers] <= rows))
-        return replace(
-            self,
-            steps=self.steps.iloc[:rows],
-            reads=self.reads.assign(is_open=False),
-            messages=self.messages[self.messages["step"].between(0, rows - 1)],
-            absences=absences,
-        )
-
-    @functools.cached_property
-    def has_failures(self) -> bool:
-        """Whether the cluster has failures, or the trace records one."""
-        if self.cluster is not None and self.cluster.failures:
-            return True
-        return len(self.absences) > 0 or bool((self.steps["failed_by"] != "nothing").any())
-
-    @property
-    def open_reads(self) -> pd.DataFrame:
-        """The reads that no row consumed, with columns as in `frame`; ``job`` would consume it."""
-        return self._open_reads(self.reads["shard"] < 0).drop(columns="shard")
-
-    @property
-    def open_parts(self) -> pd.DataFrame:
-        """The reads of each ``shard`` that no row consumed, with columns as in `open_reads`."""
-        reads = self._open_reads(self.reads["shard"] >= 0)
-        return reads[[*(name for name in reads if name != "shard"), "shard"]]
-
-    def _open_reads(self, rows: pd.Series) -> pd.DataFrame:
-        reads = self.reads[self.reads["is_open"] & rows].drop(columns="is_open")
-        return reads.rename(columns=READ_COLUMNS).reset_index(drop=True)
-
-    @property
-    def present(self) -> pd.DataFrame:
-        """The visits that waited or were served at the last commit: ``worker``, ``arrive_time``.
-
-        With several servers also their ``shard``.
-
-        Workers that a policy holds after their visit are not included.
-        """
-        shard = ["shard"] if self.servers > 1 else []
-        waits = (self.messages["step"] < 0) & self.messages["commit_time"].isna()
-        return self.messages.loc[waits, ["worker", "arrive_time", *shard]].reset_index(drop=True)
-
-    @functools.cached_property
-    def parts(self) -> pd.DataFrame:
-        """The parts of messages to several servers, joined with their reads; see `Trace`."""
-        return parts_of(self)
-
-    @property
-    def in_flight(self) -> pd.DataFrame:
-        """The messages that no row has taken up, without a server.
-
-        ``row`` (whose state was sent), ``taker``, ``weight``, ``arrive_time``. A message may have
-        arrived before the end, if the computation that has taken it up is not finished. With
-        failures also messages (``taker`` -1) lost with a dead worker, at ``arrive_time``.
-        """
-        flying = self.messages[(self.messages["by"] < 0) & (self.protocol == GOSSIP)]
-        columns = ["row", "taker", "weight", "arrive_time"]
-        return flying.rename(columns={"step": "row"})[columns].reset_index(drop=True)
-
-    @property
-    def spells(self) -> pd.DataFrame:
-        """The absences of workers and the outages of the server (``worker`` -1).
-
-        ``kind`` is ``"crash"``, ``"leave"`` or ``"outage"``; ``begin``, ``end`` and ``detected``
-        are seconds. For workers ``from_row`` and ``to_row`` are the rows at which the server did
-        not count them, the last exclusive. Values after the end are not a number.
-        """
-        spells = self.absences.drop(columns="version").astype({"kind": str})
-        return spells.assign(to_row=spells["to_row"].where(spells["worker"] >= 0))
-
-    @property
-    def read_visits(self) -> pd.DataFrame:
-        """The reads that were separate visits, consumed or not, as rows of `reads`.
-
-        Empty for exchanges. A worker's first read is not included: no server served it.
-        """
-        if not self.source.separate_reads:
-            return self.reads.head(0)
-        read, is_split = self.steps["read"], self.servers > 1
-        if is_split:
-            read = self.messages.loc[self.messages["read"] >= 0, "read"]
-        is_open = self.reads["is_open"] & ((self.reads["shard"] >= 0) == is_split)
-        reads = self.reads.iloc[pd.unique(np.append(read, np.flatnonzero(is_open)))]
-        was_served = (reads["job"] > 0) | (reads["time"] > 0)
-        return reads[was_served & reads["serve_time"].notna()]  # not so after a cut trial
-
-    @property
-    def visits(self) -> pd.DataFrame:
-        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then
-        reads.
-
-        With several servers they are visits of parts, and have their ``shard``.
-        """
-        commits, shard = self.steps[self.steps["outcome"].cat.codes < CANCELLED], []
-        if self.servers > 1:
-            commits, shard = self.parts, ["shard"]
-        names = ["worker", "arrive", "serve", "end", *shard]
-        visits = [
-            commits[["worker", "arrive_time", "serve_time", "commit_time", *shard]].set_axis(
-                names, axis=1
-            ),
-            self.read_visits[["worker", "arrive_time", "serve_time", "time", *shard]].set_axis(
-                names, axis=1
-            ),
-        ]
-        return pd.concat(visits, ignore_index=True)
-
-    @functools.cached_property
-    def worker_step(self) -> np.ndarray:
-        """The number of earlier rows of the worker, ``[rows]``; its ``job`` if none is missing."""
-        return self.steps.groupby("worker", sort=False).cumcount().to_numpy()
-
-    @functools.cached_property
-    def taken_up(self) -> pd.DataFrame:
-        """The messages between workers that rows took up, in order: ``row``, ``source`` and
-        ``weight``.
-        """
-        messages = self.messages
-        messages_taken = messages[(messages["by"] >= 0) & (messages["taker"] >= 0)]
-        names = {"by": "row", "step": "source", "weight": "weight"}
-        return messages_taken[[*names]].set_axis([*names.values()], axis=1).reset_index(drop=True)
-
-    @functools.cached_property
-    def kept_after(self) -> np.ndarray:
-        """The share of the state after each row that its worker did not send, ``[rows]``."""
-        taken_up, in_flight = self.taken_up, self.in_flight
-        sent = np.bincount(taken_up["source"], taken_up["weight"], len(self))
-        return 1.0 - sent - np.bincount(in_flight["row"], in_flight["weight"], len(self))
-
-    @property
-    def takes_up(self) -> str:
-        """When messages are taken up without a server, ``"read"`` or ``"commit"``; else ``""``."""
-        return self.source.takes_up
-
-    @property
-    def workers(self) -> int:
-        """The number of workers."""
-        return self.source.workers
-
-    @property
-    def protocol(self) -> str:
-        """The protocol of the visits; ``"prescribed"``; or ``"gossip"``, without a server."""
-        return self.source.protocol
-
-    @property
-    def window(self) -> int:
-        """Local steps per commit; the largest number if workers differ."""
-        return self.source.window
-
-    @functools.cached_property
-    def windows_differ(self) -> bool:
-        """Whether some computations have fewer local steps than others."""
-        return bool((self.steps["local_steps"] != self.window).any())
-
-    @property
-    def seed(self) -> int:
-        """The seed of the random numbers."""
-        return self.source.seed
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The simulated cluster; None for a prescribed or recorded trace."""
-        return self.source.cluster
-
-    @property
-    def discipline(self) -> str | None:
-        """The order of service of waiting visits; None for a trace without a cluster."""
-        return None if self.cluster is None else self.cluster.discipline
-
-    @property
-    def servers(self) -> int:
-        """The number of servers, each with a shard of the parameters; 1 without a cluster."""
-        return self.source.servers
-
-    @property
-    def policy(self) -> Policy:
-        """The timing policy; asynchronous for a trace without a cluster."""
-        return self.source.policy
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the packages that produced the trace."""
-        return self.source.versions
-
-    def group_versions(self) -> np.ndarray:
-        """Return the version of each group of tensors in every read; one group if reads are whole.
-
-        Returns
-        -------
-        int array, shape ``[rows, groups]``
-            The smallest of a row is its ``read_version``.
-        """
-        if self.source.shards == 1:
-            return self.frame["read_version"].to_numpy()[:, None]
-        of_shards = self.reads.loc[self.reads["shard"] >= 0, "version"].to_numpy()
-        return of_shards.reshape(-1, self.source.shards)[self.steps["read"]]
 
     @property
     def samples(self) -> pd.DataFrame:
@@ -471,10 +208,6 @@ class Trace:
     def per_worker(self, warm_up: int | None = None) -> pd.DataFrame:
         """Summarize each worker; see `asyncsim.traces.trace_summary.per_worker`."""
         return per_worker(self, warm_up)
-
-    def per_shard(self, warm_up: int | None = None) -> pd.DataFrame:
-        """Summarize each server's shard; see `asyncsim.traces.trace_summary.per_shard`."""
-        return per_shard(self, warm_up)
 
     def queue(self) -> pd.DataFrame:
         """Count the visits at the server over time; see `asyncsim.traces.trace_summary.queue`.

@@ -11,7 +11,7 @@ that fill slowly, or very unequal workers, leave out more: ``warm_up``.
 """
 
 import bisect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,16 +30,13 @@ from asyncsim.traces.columns import (
 )
 from asyncsim.traces.phases import COMPUTING, IN_WORDS, phases
 from asyncsim.traces.samples import rollout_summary, trained_after
-from asyncsim.traces.tables import restores_of
-
-if TYPE_CHECKING:
-    from asyncsim.traces.trace import Trace
+from asyncsim.traces.tables import Tables, restores_of
 
 #: The share of the updates that is left out at the start of a trace with rollouts.
 _ROLLOUT_WARM_UP = 0.2
 
 
-def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
+def warm_up_of(trace: Tables, warm_up: int | None) -> int:
     """Return the number of commits to leave out; by default one per worker, at most half of all."""
     commits = len(trace.accepted)
     if warm_up is None and trace.rollouts is not None:
@@ -54,7 +51,7 @@ def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
     return warm_up
 
 
-def counted_messages(trace: "Trace", warm_up: int) -> pd.DataFrame:
+def counted_messages(trace: Tables, warm_up: int) -> pd.DataFrame:
     """Return the accepted messages after the warm-up; with several servers, their accepted
     parts, and with groups of tensors a row for each group.
     """
@@ -71,7 +68,7 @@ def counted_messages(trace: "Trace", warm_up: int) -> pd.DataFrame:
     return parts[(parts["commit"] >= warm_up) & parts["outcome"].isin(ACCEPTED)]
 
 
-def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
+def summary(trace: Tables, warm_up: int | None = None) -> dict[str, float]:
     """Summarize a trace in some twenty numbers.
 
     Parameters
@@ -116,9 +113,8 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         With groups of tensors the staleness is over the groups of all commits.
 
         With several servers the staleness is over the parts of messages, and the last four are
-        means over servers, and the largest queue; see `per_shard` for each. Shares of time follow
-        the last part of each message; they are nan where reads are separate visits, for which
-        `phases` is undefined.
+        means over servers, and the largest queue. Shares of time follow the last part of each
+        message; they are nan where reads are separate visits, for which `phases` is undefined.
 
         Without a server ``computing_share`` is followed by ``waiting_share``, the rest of the
         workers' time: for messages, for a partner, and for the exchange with it; there is no
@@ -192,7 +188,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     return numbers | _time(trace, begin, end) | outcomes | _server(trace, begin, end)
 
 
-def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
+def per_worker(trace: Tables, warm_up: int | None = None) -> pd.DataFrame:
     """Summarize each worker in one row, including workers without a commit.
 
     Parameters
@@ -243,38 +239,7 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     )
 
 
-def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
-    """Summarize each shard: one row per server, or per group of tensors.
-
-    Parameters
-    ----------
-    trace : Trace
-        The trace.
-    warm_up : int, optional
-        As in `summary`.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``shard``, ``commits`` (parts of counted messages that the server accepted),
-        ``mean_staleness`` of these, and as in `summary` ``utilisation``, ``wait_mean`` (s),
-        ``queue_mean`` and ``queue_max`` of this server; nan for groups of tensors.
-    """
-    shards = max(trace.servers, trace.source.shards)
-    if trace.protocol == GOSSIP or (trace.protocol == "prescribed" and shards == 1):
-        raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
-    warm_up = warm_up_of(trace, warm_up)
-    parts, times = counted_messages(trace, warm_up), trace.accepted.steps["commit_time"].to_numpy()
-    shard = parts["shard"].to_numpy() if shards > 1 else np.zeros(len(parts), np.int64)
-    table = pd.DataFrame(index=pd.RangeIndex(shards, name="shard"))
-    table["commits"] = np.bincount(shard, minlength=shards)
-    table["mean_staleness"] = parts["staleness"].groupby(shard).mean()
-    stations = _stations(trace, float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1]))
-    stations *= shards // len(stations)
-    return table.join(pd.DataFrame(stations, table.index)).reset_index()
-
-
-def kept_versions(trace: "Trace") -> int:
+def kept_versions(trace: Tables) -> int:
     """Return the number of versions that no restored checkpoint has undone."""
     rows = trace.frame["version"].to_numpy()
     restores = restores_of(trace.absences, len(rows)).sort_values("end")
@@ -293,7 +258,7 @@ def kept_versions(trace: "Trace") -> int:
     return kept(int(rows[-1]))
 
 
-def queue(trace: "Trace") -> pd.DataFrame:
+def queue(trace: Tables) -> pd.DataFrame:
     """Count the visits at the server, waiting or in service, as a step function of time.
 
     With several servers, the visits of parts of messages at all of them.
@@ -314,31 +279,24 @@ def queue(trace: "Trace") -> pd.DataFrame:
     return pd.DataFrame({"time": time, "in_system": in_system})
 
 
-def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
-    stations = _stations(trace, begin, end)
-    if len(stations) == 1:
-        return stations[0]
-    table = pd.DataFrame(stations)
-    return table.mean().to_dict() | {"queue_max": int(table["queue_max"].max())}
-
-
-def _stations(trace: "Trace", begin: float, end: float) -> list[dict[str, float]]:
-    """Measure the load and the waits of each server in an interval; nan without a server."""
+def _server(trace: Tables, begin: float, end: float) -> dict[str, float]:
+    """Measure the load and the waits of the server in an interval; nan without a server."""
     if trace.protocol == "prescribed":
-        return [dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)]
+        return dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)
     visits, present = trace.visits, trace.present
     if trace.servers == 1:
-        return [_station(trace, visits, present, begin, end)]
-    return [
+        return _station(trace, visits, present, begin, end)
+    stations = pd.DataFrame(
         _station(
             trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end
         )
         for shard in range(trace.servers)
-    ]
+    )
+    return stations.mean().to_dict() | {"queue_max": int(stations["queue_max"].max())}
 
 
 def _station(
-    trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float
+    trace: Tables, visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float
 ) -> dict[str, float]:
     arrived_at, served_at, ended_at = visits[["arrive", "serve", "end"]].to_numpy().T
     late = present["arrive_time"].to_numpy()
@@ -360,7 +318,7 @@ def _station(
     }
 
 
-def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
+def _time(trace: Tables, begin: float, end: float) -> dict[str, float]:
     """Split the workers' time in an interval into phases, goodput and losses."""
     losses = ("waiting", "sending", "discarded", "failed", "restoring")
     if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
@@ -394,7 +352,7 @@ def _time(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     }
 
 
-def _shares(trace: "Trace", begin: float, end: float) -> tuple[dict[str, float], np.ndarray]:
+def _shares(trace: Tables, begin: float, end: float) -> tuple[dict[str, float], np.ndarray]:
     """Return the shares of the workers' time in each phase, and in the computation of each row."""
     table, capacity = phases(trace, range(trace.workers)), trace.workers * (end - begin)
     phase, step = arrays_of(table, "phase", "step")
@@ -407,7 +365,7 @@ def _shares(trace: "Trace", begin: float, end: float) -> tuple[dict[str, float],
     ), of_steps
 
 
-def undone(trace: "Trace") -> np.ndarray:
+def undone(trace: Tables) -> np.ndarray:
     """Return whether each row's message went into a version undone by a restore, ``[rows]``."""
     restores = restores_of(trace.absences, len(trace))
     version, outcome = arrays_of(trace.steps, "version", "outcome")
@@ -416,7 +374,7 @@ def undone(trace: "Trace") -> np.ndarray:
     return version + (outcome == BUFFERED) > np.append(restores["version"], np.inf)[following]
 
 
-def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[str, float]:
+def _messages(trace: Tables, warm_up: int, begin: float, end: float) -> dict[str, float]:
     """Summarize the workers' time and messages without a server."""
     part, of_steps = _shares(trace, begin, end)
     commit_time, is_lost = trace.steps["commit_time"], trace.steps["outcome"] == "cancelled"
@@ -450,19 +408,19 @@ def _messages(trace: "Trace", warm_up: int, begin: float, end: float) -> dict[st
     }
 
 
-def arriving(trace: "Trace") -> pd.DataFrame:
+def arriving(trace: Tables) -> pd.DataFrame:
     """Return the messages in flight at the end that were not lost with their takers."""
     return trace.in_flight[trace.in_flight["taker"] >= 0]
 
 
-def flights(trace: "Trace") -> tuple[np.ndarray, np.ndarray]:
+def flights(trace: Tables) -> tuple[np.ndarray, np.ndarray]:
     """Return the time each message was sent, and taken up; those in flight are last."""
     taken_up, (start, commit) = trace.taken_up, arrays_of(trace.steps, "start_time", "commit_time")
     sent = commit[np.append(taken_up["source"], arriving(trace)["row"])]
     return sent, (start if trace.takes_up == "read" else commit)[taken_up["row"]]
 
 
-def push_weights(trace: "Trace") -> np.ndarray:
+def push_weights(trace: Tables) -> np.ndarray:
     """Return each row's weight in push-sum, ``[rows]``: its shares of the weights that it mixes.
 
     The weights that workers keep after their last rows, and the weights in flight, sum to the
@@ -480,7 +438,7 @@ def push_weights(trace: "Trace") -> np.ndarray:
     return weights
 
 
-def waits(trace: "Trace") -> np.ndarray:
+def waits(trace: Tables) -> np.ndarray:
     """Return the waits between workers (s), ``[workers, workers]``; the first index waits.
 
     A wait counts for the partner of an exchange, or else for the sender of the last message
@@ -520,7 +478,7 @@ def _overlap(begins: Any, ends: Any, begin: float, end: float) -> np.ndarray:
     return np.maximum(np.minimum(ends, end) - np.maximum(begins, begin), 0.0)
 
 
-def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
+def _measured(trace: Tables, warm_up: int) -> pd.DataFrame:
     """Return the rows after the warm-up, discarded and cancelled ones included."""
     if not warm_up:
         return trace.frame

@@ -2,8 +2,6 @@
 it.
 """
 
-import graphlib
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -11,16 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.errors import InputError, require_choice, require_count
+from asyncsim.base.errors import InputError, require_count
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
 from asyncsim.clusters.policy import Policy, as_policy
-from asyncsim.clusters.workers import as_workers
 from asyncsim.traces.bookkeeping import (
     COMMIT_RECORD,
     reads_of_commits,
     trace_of,
-    trace_without_server,
     with_first,
 )
 from asyncsim.traces.columns import (
@@ -28,34 +24,18 @@ from asyncsim.traces.columns import (
     GOSSIP,
     OUTCOMES,
     READ_COLUMNS,
-    TAKES_UP,
-    Source,
-    arrays_of,
-    previous_rows,
 )
-from asyncsim.traces.logs import CLOCK, Log
+from asyncsim.traces.gossip_logs import trace_of_gossip
+from asyncsim.traces.logs import CLOCK, Log, count_workers, put_in_order
 from asyncsim.traces.trace import Trace
 
 Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 #: The times of a visit in the order in which they pass; all but these are needed.
 COMMIT_TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
-_GOSSIP_RECORD = (
-    "worker",
-    "local_steps",
-    "start_time",
-    "send_time",
-    "commit_time",
-    "partner",
-    "kept",
-)
-_GOSSIP_TIMES = ("start_time", "send_time", "commit_time")
 _READ_TIMES = ("read_arrive_time", "read_serve_time", "read_time")
 _OPTIONAL = ("send_time",)
 _PRESENT = ("worker", "arrive_time")
-#: By how much shares that sum to one may miss it.
-_ROUND_OFF = 1e-9
-_SHARE = "must be above 0 and at most 1"
 #: Columns that are computed, and checked if present.
 _COUNTED = tuple(
     name for name, unit in COLUMNS.items() if unit != "s" and name not in ("worker", "outcome")
@@ -107,8 +87,8 @@ def recorded(
         Without a server (``protocol="gossip"``) workers record their own gradients, each with
         ``start_time``, ``commit_time``, ``sources``, ``weights`` and ``kept`` as a trace has them,
         and ``partner`` if they averaged in pairs. A source is a pair (worker, which of its
-        gradients, from 0), or the number of a row of this table. ``job`` may be left out: a
-        worker's gradients then come in the order of ``commit_time``.
+        gradients, from 0). ``job`` may be left out: a worker's gradients then come in the order of
+        ``commit_time``.
     workers : int, optional
         The number of workers, numbered from 0; by default one more than the largest in ``visits``,
         and then each needs a visit there.
@@ -166,9 +146,7 @@ def recorded(
     """
     policy = as_policy(policy)
     if protocol == GOSSIP:
-        return _recorded_without_server(
-            visits, workers, window, begin, seed, takes_up, in_flight, policy
-        )
+        return trace_of_gossip(visits, workers, window, begin, seed, takes_up, in_flight, policy)
     optional = _OPTIONAL if begin is None else ("start_time", *_OPTIONAL)
     required = ("worker", *(name for name in COMMIT_TIMES if name not in optional))
     log = Log.of("visits", visits, required)
@@ -200,9 +178,9 @@ def trace_of_log(
     if log.table.empty:
         raise InputError(f"{log.name}: holds no row; record one for each commit")
     seed = require_count("seed", seed, minimum=0)
-    begin, workers = log.begin(begin), _count_workers(log, workers)
+    begin, workers = log.begin(begin), count_workers(log, workers)
     form = Cluster(workers, Constant(1.0), **form_of_visits)  # of a visit, not its duration
-    _put_in_order(log, COMMIT_TIMES, begin, form.workers)
+    put_in_order(log, COMMIT_TIMES, begin, form.workers)
     commits = log.table
     waits = _side_log("present", present, _PRESENT, log, begin, form.workers)
     waiting = waits.table = waits.table.sort_values("worker")
@@ -252,228 +230,14 @@ def trace_of_log(
     return trace
 
 
-def _recorded_without_server(
-    visits: Table,
-    workers: int | None,
-    window: int,
-    begin: float | None,
-    seed: int,
-    takes_up: str,
-    in_flight: Any,
-    policy: Policy,
-) -> Trace:
-    """Build the trace of workers that recorded their gradients and the messages mixed in."""
-    require_choice("takes_up", takes_up, TAKES_UP)
-    window, seed = require_count("window", window), require_count("seed", seed, minimum=0)
-    required = ("worker", "start_time", "commit_time", "sources", "weights", "kept")
-    log = Log.of("visits", visits, required)
-    if log.table.empty:
-        raise InputError("visits: holds no row; record one for each gradient")
-    times = [name for name in _GOSSIP_TIMES if name in log.table]
-    log.take_times(times)
-    begin, workers = log.begin(begin), _count_workers(log, workers)
-    source = Source(
-        workers=workers,
-        protocol=GOSSIP,
-        window=window,
-        seed=seed,
-        takes_up=takes_up,
-        recorded_policy=str(policy),
-    )
-    _put_in_order(log, times, begin, source.workers)
-    for name in {"job", "kept", "partner"} & set(log.table):
-        log.table[name] = log.numbers(name)
-    if "job" in log.table:
-        log.table = log.table.sort_values("job", kind="stable").reset_index(drop=True)
-    rows = log.table
-    job = rows.groupby("worker").cumcount()
-    if "job" in rows:
-        log.require("job", rows["job"] == job, "must count a worker's gradients from 0")
-    rows = rows.assign(job=job, partner=rows.get("partner", pd.Series(-1, rows.index)).astype(int))
-    numbers: dict[Any, int] = {
-        pair: row for row, pair in enumerate(zip(rows["worker"], job, strict=True))
-    }
-    numbers |= {number: row for row, number in enumerate(rows["row"])}
-
-    def row_of(argument: str, row: int, name: Any) -> int:
-        """Return the row of a source, given as a pair (worker, job) or as a row's number."""
-        is_number = isinstance(name, int | np.integer)
-        try:
-            return numbers[name if is_number else tuple(int(part) for part in name)]
-        except (KeyError, TypeError, ValueError):
-            raise InputError(
-                f"{argument}: a source of row {row} is {name!r}; it must be a pair (worker, job), "
-                "or the number of a row, that is there"
-            ) from None
-
-    try:
-        sources = [list(names) for names in rows["sources"]]
-        weights = [[float(weight) for weight in shares] for shares in rows["weights"]]
-    except (TypeError, ValueError) as error:
-        raise InputError(f"visits: sources and weights must be lists ({error})") from None
-    for row, sent, shares in zip(rows["row"], sources, weights, strict=True):
-        if len(sent) != len(shares):
-            raise InputError(
-                f"visits: row {row} has {len(sent)} sources and {len(shares)} weights; give a "
-                "weight for each source"
-            )
-    earlier = [
-        [row_of("visits", row, name) for name in names]
-        for row, names in zip(rows["row"], sources, strict=True)
-    ]
-    order = _order_of(rows, earlier, source.workers)
-    place = {row: number for number, row in enumerate(order)}
-    ordered = rows.loc[order].reset_index(drop=True)
-    ordered["commit_time"] = ordered["commit_time"].cummax()
-    ordered = ordered.assign(
-        send_time=ordered.get("send_time", np.nan),
-        local_steps=window,
-        kept=ordered["kept"].astype(float),
-    )
-    messages = [
-        (place[sent], by, weight)
-        for by, row in enumerate(order)
-        for sent, weight in zip(earlier[row], weights[row], strict=True)
-    ]
-    of_messages = ("step", "by", "weight")
-    taken_up = dict(zip(of_messages, np.array(messages, float).reshape(-1, 3).T, strict=True))
-    names = ("source", "taker", "weight")
-    flying = Log.of(
-        "in_flight", dict.fromkeys(names, ()) if in_flight is None else in_flight, names
-    )
-    columns = {name: flying.numbers(name) for name in names[1:]}
-    is_taker = np.isin(columns["taker"], np.arange(source.workers))
-    flying.require("taker", is_taker, f"must be a worker from 0 to {source.workers - 1}")
-    flying.require("weight", _is_share(columns["weight"]), _SHARE)
-    arrives = np.full(len(flying.table), float(ordered["commit_time"].iloc[-1]))
-    if "arrive_time" in flying.table:
-        flying.take_times(["arrive_time"], like=log)
-        arrives = flying.table["arrive_time"].to_numpy() - begin
-    step = [
-        place[row_of("in_flight", row, name)] for row, name in enumerate(flying.table["source"])
-    ]
-    trace = trace_without_server(
-        source,
-        {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD},
-        taken_up,
-        columns | {"step": step, "arrive_time": arrives},
-        {"start_time": np.full(source.workers, np.nan)},
-    )
-    log.table = ordered
-    _require_shares(log, trace)
-    return trace
-
-
-def _is_share(weights: np.ndarray) -> np.ndarray:
-    return (weights > 0) & (weights <= 1 + _ROUND_OFF)
-
-
-def _require_shares(log: Log, trace: Trace) -> None:
-    """Raise InputError unless each row's state is kept, sent and taken up exactly once."""
-    rows, workers = len(trace), trace.workers
-    worker, kept, partner = arrays_of(trace.steps, "worker", "kept", "partner")
-    row, sent, weight = arrays_of(trace.taken_up, "row", "source", "weight")
-    previous = previous_rows(worker)
-    shares = 1.0 - trace.kept_after
-    goes_on = previous >= 0
-    shares += np.bincount(previous[goes_on], kept[goes_on], rows)
-    is_last = np.bincount(previous[goes_on], minlength=rows) == 0
-    is_unique = ~pd.MultiIndex.from_arrays([worker[row], sent]).duplicated()
-
-    def everywhere(holds: np.ndarray) -> np.ndarray:
-        """Return the mask of rows whose messages all obey a rule."""
-        return np.bincount(row[~holds], minlength=rows) == 0
-
-    for column, holds, rule in (
-        ("sources", everywhere(worker[sent] != worker[row]), "must be rows of other workers"),
-        ("sources", everywhere(is_unique), "must be taken up only once by a worker"),
-        ("weights", everywhere(_is_share(weight)), _SHARE),
-        ("kept", (kept >= 0) & (kept <= 1 + _ROUND_OFF), "must be from 0 to 1"),
-        ("kept", (kept == 1) | goes_on, "must be 1 in the first row of a worker"),
-        (
-            "weights",
-            (shares <= 1 + _ROUND_OFF) & (is_last | (shares >= 1 - _ROUND_OFF)),
-            "are of rows of which more, or less, than all is taken up, kept or in flight",
-        ),
-        (
-            "partner",
-            np.isin(partner, np.arange(-1, workers)),
-            f"must be a worker from 0 to {workers - 1}, or -1 for none",
-        ),
-        ("partner", partner != worker, "must be another worker"),
-    ):
-        log.require(column, holds, rule)
-
-
-def _order_of(rows: pd.DataFrame, earlier: list[list[int]], workers: int) -> list[int]:
-    """Order the gradients of workers by time, each after its sources, the ``earlier`` rows, and
-    after the previous row of each replica that it changes.
-    """
-    worker, partner, time = (rows[name].tolist() for name in ("worker", "partner", "commit_time"))
-    sorter, last = graphlib.TopologicalSorter[int](), dict[int, int]()
-    averages, everyone = max(partner) >= 0, set(range(workers))
-    # Rows are sorted by time; averages of an instant also by the number of their gradient.
-    for row in rows.sort_values(["commit_time", "job"]).index if averages else rows.index:
-        replicas = {worker[row], partner[row]} & everyone
-        sorter.add(row, *earlier[row], *(last[replica] for replica in replicas if replica in last))
-        last |= dict.fromkeys(replicas, row)
-    try:
-        sorter.prepare()
-    except graphlib.CycleError as error:
-        row = rows["row"][min(error.args[1])]
-        raise InputError(
-            f"visits: row {row} takes up a later row, by way of its sources; correct the sources"
-        ) from None
-    ready: list[tuple[float, int, int]] = []
-    order: list[int] = []
-    while sorter.is_active():
-        for row in sorter.get_ready():
-            heapq.heappush(ready, (time[row], worker[row], row))
-        order.append(heapq.heappop(ready)[-1])
-        sorter.done(order[-1])
-    return order
-
-
-def _count_workers(log: Log, workers: int | None) -> int:
-    """Return the number of workers of a log; unless it is stated, each must have a visit."""
-    numbers = np.unique(np.floor(log.numbers("worker")))
-    numbers = numbers[numbers >= 0]
-    if workers is None:
-        workers = max(1, len(numbers))
-        gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
-        if len(gaps):
-            raise InputError(
-                f"{log.name}: worker {gaps[0]} has none, though there is a worker "
-                f"{numbers[-1]:.12g}; number the workers from 0, or give workers = "
-                f"{numbers[-1] + 1:.12g} if some are never served"
-            )
-    return as_workers("workers", workers)
-
-
 def _side_log(
     argument: str, rows: Any, required: tuple[str, ...], visits: Log, begin: float, workers: int
 ) -> Log:
     """Read an optional table, in order; empty if it is missing."""
     log = Log.of(argument, {name: [] for name in required} if rows is None else rows, required)
     log.take_times(required[1:], like=visits)
-    _put_in_order(log, required[1:], begin, workers)
+    put_in_order(log, required[1:], begin, workers)
     return log
-
-
-def _put_in_order(log: Log, times: Sequence[str], begin: float, workers: int) -> None:
-    """Sort rows by the end of their service, with times counted from the begin."""
-    worker = log.numbers("worker")
-    is_valid = (worker >= 0) & (worker < workers) & (worker % 1 == 0)
-    log.require("worker", is_valid, f"must be a whole number from 0 to {workers - 1}")
-    listed = [name for name in times if name in log.table]
-    rule = f"must not be before the begin, {begin:.12g}"
-    log.require(listed[0], log.table[listed[0]] >= begin, rule)
-    log.table = (
-        log.table.assign(worker=worker.astype(np.int64))
-        .assign(**{name: log.table[name] - begin for name in listed})
-        .sort_values(listed[-1], kind="stable")
-        .reset_index(drop=True)
-    )
 
 
 def _outcomes(log: Log) -> np.ndarray:

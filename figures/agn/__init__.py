@@ -46,9 +46,8 @@ FIGURES = {
     "times": Drawing("windows", "training times by workers and window", lines.times),
     "staleness": Drawing("windows", "staleness with n workers", clusters.staleness),
     "collapse": Drawing("windows", "DOWNPOUR's collapse with more workers", lines.collapse),
-    "updates": Drawing("windows", "size and direction of updates by window", lines.updates),
     "path": Drawing("path", "path of AGN's central variable by window", clusters.path),
 }
 
 PAPER = Paper("agn", summary_of(__doc__), STUDIES, FIGURES)
-draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
+draw, draw_study = PAPER.draw, PAPER.draw_study

@@ -62,7 +62,6 @@ def staleness(results: Finished) -> Figure:
     }
     if modes.index.isin(counts).any():
         handles += first_panel.plot([], [], label=f"published mode ({published.SOURCE})", **mark)
-    figure.legend(handles=handles, loc="outside lower center", ncols=6)
     config = results.config
     table = table.assign(mean=table["staleness"] * table["share"])
     means = table.groupby(["workers", "window"])["mean"].sum()
@@ -75,7 +74,8 @@ def staleness(results: Finished) -> Figure:
         f"a local step {config.get('compute')} s, a visit {config.get('service')} s, "
         f"{config.get('protocol')}"
     )
-    layout.title(figure, f"staleness with n workers and windows of \u03bb local steps; {cluster}")
+    about = f"staleness with n workers and windows of \u03bb local steps; {cluster}"
+    layout.finish(figure, about, 6, handles)
     return figure
 
 
@@ -115,6 +115,5 @@ def path(results: Finished) -> Figure:
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xlabel("first main direction, from the start")
     axes.set_ylabel("second main direction")
-    figure.legend(loc="outside lower center")
-    layout.title(figure, setting(results, "path of AGN's central variable"))
+    layout.finish(figure, setting(results, "path of AGN's central variable"))
     return figure

@@ -1,17 +1,16 @@
 """Columns of the study's table against workers or windows, with the published points: DOWNPOUR's
-collapse, training times, size and direction of updates.
+collapse, and training times.
 """
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
@@ -32,21 +31,6 @@ _CLUSTER = {
     "protocol": "write_then_read",
 }
 _EXAMPLES = 60_000
-#: Columns of updates and their labels; the cosines are there if the study recorded directions.
-_COLUMNS = {
-    "update_norm": "mean length of a step",
-    "straightness": "distance / length of the path",
-    "gradient_cosine": "cosine, full gradient",
-    "target_cosine": "cosine, way to the end",
-    "previous_cosine": "cosine, previous step",
-}
-
-
-class _Line(NamedTuple):
-    color: str
-    style: Any
-    marker: str
-    label: str
 
 
 def collapse(results: Finished) -> Figure:
@@ -55,8 +39,8 @@ def collapse(results: Finished) -> Figure:
     if "train_accuracy" not in table or "downpour" not in set(table["method"]):
         raise InputError(f"folder = {str(results.folder)!r}: no accuracies of downpour")
     table = table.assign(percent=100 * table["train_accuracy"])
-    lines = _of_methods(table)
-    theirs = {name: 100 * published_grid(results, "collapse_accuracy", name) for name in lines}
+    looks = look.looks(dict.fromkeys(table["method"]))
+    theirs = {name: 100 * published_grid(results, "collapse_accuracy", name) for name in looks}
     windows = sorted(table["window"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.7, len(windows), sharey=True, sharex=True)
     for axes, window in zip(panels, windows, strict=True):
@@ -64,26 +48,25 @@ def collapse(results: Finished) -> Figure:
             name: points[points.index.get_level_values("window") == window].droplevel("window")
             for name, points in theirs.items()
         }
-        _draw(axes, table[table["window"] == window], ("method", "workers", "percent"), lines)
-        _draw_published(axes, of_window, lines)
+        _draw(axes, table[table["window"] == window], ("method", "percent"), looks, of_window)
         if results.config.get("problem") in _OF_TEN_CLASSES:
             axes.axhline(_CHANCE, color=look.GREY, linewidth=0.7, linestyle=":", label="chance")
         axes.set_title(f"\u03bb = {window}")
-        axes.set_xlabel("workers n")
     layout.ticks_at(panels[0].xaxis, sorted(table["workers"].unique()))
     panels[0].set_ylim(0, 103)
     panels[0].set_ylabel("training accuracy (%)")
     n = table["workers"].max()
     most = table[(table["workers"] == n) & (table["window"] == windows[0])]
     reached = [
-        f"{row.train_accuracy:.1%} with {lines[row.method].label}" for row in most.itertuples()
+        f"{row.train_accuracy:.1%} with {looks[row.method].label}" for row in most.itertuples()
     ]
     figure.set_label(
         f"With {n} workers and a window of {windows[0]}, the training accuracy ends "
         f"at {', '.join(reached)}."
     )
     text = "accuracy at the end with more workers and windows of \u03bb local steps"
-    return _finished(figure, setting(results, text), 6)
+    layout.finish(figure, setting(results, text), 6)
+    return figure
 
 
 def times(results: Finished) -> Figure:
@@ -97,92 +80,45 @@ def times(results: Finished) -> Figure:
     table = table.drop_duplicates(["workers", "window"])
     theirs = published.grid("seconds", "agn")
     off = (table.set_index(["workers", "window"])["seconds"] / theirs - 1).abs().max()
-    lines = {
-        window: _Line(shade.color, "-", shade.marker, f"\u03bb = {window}")
+    looks = {
+        window: look.Look(shade.color, "-", f"\u03bb = {window}")
         for window, shade in look.shades(sorted(table["window"].unique())).items()
     }
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
     figure.set_label(f"Simulated times differ from the published ones by at most {off:.0%}.")
-    _draw(axes, table, ("window", "workers", "seconds"), lines)
     by_window = {window: points.droplevel("window") for window, points in theirs.groupby("window")}
-    _draw_published(axes, {window: by_window.get(window, theirs[:0]) for window in lines}, lines)
+    _draw(axes, table, ("window", "seconds"), looks, by_window)
     layout.whole_ticks(axes.xaxis)
-    axes.set_xlabel("workers n")
     axes.set_ylabel("training time (s)")
     axes.set_ylim(0, None)
-    return _finished(figure, f"time of {_GRADIENTS:,} minibatches of MNIST", 3)
-
-
-def updates(results: Finished) -> Figure:
-    """Draw the size and the direction of updates, and the straightness of the path, by window."""
-    table = results.table("grid.csv", ["update_norm"])
-    present = {name: label for name, label in _COLUMNS.items() if name in table}
-    labels = {name: appearance.label for name, appearance in _of_methods(table).items()}
-    names = table["method"].map(labels) + ", n = " + table["workers"].astype(str)
-    table = table.assign(line=names)
-    lines = {
-        name: _Line(appearance.color, appearance.line, marker, name)
-        for (name, appearance), marker in zip(
-            look.category_looks(names.unique()).items(), itertools.cycle(look.MARKERS), strict=False
-        )
-    }
-    rows = 1 + (len(present) > 2)
-    figure, panels = look.new_figure(look.DOUBLE, 0.9 + 2.0 * rows, -(-len(present) // rows), rows)
-    for axes in panels[len(present) :]:
-        axes.set_visible(False)
-    for axes, (column, label) in zip(panels, present.items(), strict=False):
-        _draw(axes, table, ("line", "window", column), lines)
-        axes.set_xlabel("window \u03bb")
-        axes.set_ylabel(label)
-    panels[0].set_yscale("log")
-    first = table[table["line"] == next(iter(lines))].sort_values("window")
-    if len(first) > 1:
-        low, high = first.iloc[0], first.iloc[-1]
-        figure.set_label(
-            f"With {counted(int(low['workers']), 'worker')}, the mean length of a step of "
-            f"{labels[low['method']]} goes from {number_text(low['update_norm'])} at a window of "
-            f"{low['window']} to {number_text(high['update_norm'])} at {high['window']}."
-        )
-    return _finished(figure, setting(results, "updates by window"), 3)
-
-
-def _of_methods(table: pd.DataFrame) -> dict[str, _Line]:
-    looks = look.looks(dict.fromkeys(table["method"]))
-    return {
-        name: _Line(appearance.color, appearance.line, marker, appearance.label)
-        for (name, appearance), marker in zip(
-            looks.items(), itertools.cycle(look.MARKERS), strict=False
-        )
-    }
+    layout.finish(figure, f"time of {_GRADIENTS:,} minibatches of MNIST", 3)
+    return figure
 
 
 def _draw(
-    axes: Axes, table: pd.DataFrame, columns: tuple[str, str, str], lines: Mapping[Any, _Line]
+    axes: Axes,
+    table: pd.DataFrame,
+    columns: tuple[str, str],
+    looks: Mapping[Any, look.Look],
+    theirs: Mapping[Any, pd.Series],
 ) -> None:
-    """Draw a column against another one; ``columns``: of the lines, of both axes."""
-    name, x, y = columns
-    for value, (color, style, marker, label) in lines.items():
-        rows = table[table[name] == value].sort_values(x)
-        axes.plot(
-            *(rows[x], rows[y]),
-            color=color,
-            linestyle=style,
-            marker=marker,
-            markersize=3.5,
-            label=label,
-        )
+    """Draw a column against the workers, and the published points of each line, hollow.
 
-
-def _draw_published(
-    axes: Axes, theirs: Mapping[Any, pd.Series], lines: Mapping[Any, _Line]
-) -> None:
-    """Draw the published points of each line, hollow."""
+    ``columns``: of the lines, and of the vertical axis.
+    """
+    by, y = columns
     label: str | None = f"published ({published.SOURCE})"
-    for value, points in theirs.items():
-        if len(points):
-            marks = {"color": lines[value].color, "marker": lines[value].marker, **_HOLLOW}
-            axes.plot(points.index, points, label=label, zorder=1, **marks)
+    for (value, appearance), marker in zip(
+        looks.items(), itertools.cycle(look.MARKERS), strict=False
+    ):
+        rows = table[table[by] == value].sort_values("workers")
+        axes.plot(rows["workers"], rows[y], marker=marker, markersize=3.5, **appearance.style)
+        points = theirs.get(value)
+        if points is not None and len(points):
+            hollow = {"color": appearance.color, "marker": marker, **_HOLLOW}
+            axes.plot(points.index, points, label=label, zorder=1, **hollow)
             label = None
+    axes.set_xlabel("workers n")
 
 
 def _matches_thesis(results: Finished) -> bool:
@@ -192,11 +128,3 @@ def _matches_thesis(results: Finished) -> bool:
     full_run = config.get("steps") == 0 and abs(gradients / _GRADIENTS - 1) < 0.01
     is_cluster = all(config.get(name) == value for name, value in _CLUSTER.items())
     return is_thesis(results) and full_run and is_cluster
-
-
-def _finished(figure: Figure, text: str, columns: int) -> Figure:
-    """Add the legend and the title."""
-    handles = layout.labelled(figure)
-    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=columns)
-    layout.title(figure, text)
-    return figure

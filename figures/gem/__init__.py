@@ -135,4 +135,4 @@ def _place(figures: pd.Series) -> pd.Series:
 
 
 PAPER = Paper("gem", summary_of(__doc__), STUDIES, FIGURES, _keep)
-draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
+draw, draw_study = PAPER.draw, PAPER.draw_study

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import DIVERGED, draw_band
+from asyncsim.drawing.curves import draw_band
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE, late_energy_ratio
@@ -44,8 +44,7 @@ def by_workers(results: Finished) -> Figure:
     figure, (vector, weights, shares) = look.new_figure(look.DOUBLE, 2.9, 3, sharex=True)
     for name, appearance in looks.items():
         late = _late(chosen(results, method=name), _vector_ratio)
-        style: dict[str, Any] = {"linestyle": appearance.line, "marker": "o", "ms": 3}
-        draw_band(vector, late, appearance.color, label=appearance.label, **style)
+        draw_band(vector, late, marker="o", ms=3, **appearance.style)
     vector.set_title("whole vector")
     weights.set_title("each weight, GEM")
     if "gem" in looks:
@@ -64,12 +63,10 @@ def by_workers(results: Finished) -> Figure:
     for name in results.rows(status="diverged")["method"].unique():
         counts = results.rows(method=name, status="diverged")["workers"].unique()
         top = [vector.get_ylim()[1]] * len(counts)
-        vector.plot(counts, top, color=looks[name].color, clip_on=False, **DIVERGED)
+        vector.plot(counts, top, color=looks[name].color, clip_on=False, **layout.DIVERGED)
     figure.set_label(_finding(results, looks, values_of(results, "workers")[-1]))
     text = "central against proxy energy, medians over the last tenth of the runs"
-    handles = list(layout.labelled(figure).values())
-    title = setting(results, text, statistic="median and range of")
-    finish(figure, vector, title, handles, columns=3)
+    finish(figure, setting(results, text, statistic="median and range of"), 3)
     return figure
 
 
@@ -147,15 +144,8 @@ def _weights(axes: Axes, results: Finished, appearance: look.Look) -> None:
             "label": f"{label} of the weights",
         }
         axes.fill_between(clipped[low].index, clipped[low], clipped[high], **band)
-    axes.plot(
-        clipped[0.5].index,
-        clipped[0.5],
-        color=appearance.color,
-        linestyle=appearance.line,
-        marker="o",
-        ms=3,
-        label="median",
-    )
+    style = appearance._replace(label="median").style
+    axes.plot(clipped[0.5].index, clipped[0.5], marker="o", ms=3, **style)
 
 
 def _draw_shares(axes: Axes, results: Finished) -> None:

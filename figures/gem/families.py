@@ -37,7 +37,6 @@ from .panels import (
     one_cluster,
     point_text,
     published_curves,
-    published_handles,
     rate_text,
     rates,
     setting,
@@ -155,7 +154,7 @@ def draw(results: Finished, name: str) -> Figure:
     axes.set_xlim(0, 1.03 * max(curve.step[-1] for curve in ours[0].values()))
     figure.set_label(finding(named, str, words))
     text = setting(rows, shown.subject, point_text(rows))
-    finish(figure, axes, text, published_handles(figure, axes))
+    finish(figure, text)
     return figure
 
 

@@ -5,19 +5,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from asyncsim.base.console import counted, number_text
-from asyncsim.drawing import findings, look
-from asyncsim.drawing.curves import draw_band
+from asyncsim.drawing import findings, layout, look
+from asyncsim.drawing.curves import draw_ranges
 from asyncsim.study.finished import Finished
 
 from . import published
 from .panels import (
     MOST_LOSS,
     PANEL,
+    PUBLISHED,
     at_rate,
     chosen,
     curve_row,
@@ -57,23 +57,14 @@ def final(results: Finished) -> Figure:
         if name in theirs:
             x, y = theirs[name]["x"], theirs[name]["y"]
             published_counts |= set(x.astype(int))
-            axes.plot(
-                x, y, marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1
-            )
+            style = {**PUBLISHED, "linestyle": "none", "marker": marker}
+            axes.plot(x, y, markersize=5, markerfacecolor="white", **style)
         rows = chosen(results, method=name).summary
-        losses = rows.groupby("workers")["final_loss"].agg(["mean", "min", "max"])
-        draw_band(
-            axes,
-            losses,
-            appearance.color,
-            linestyle=appearance.line,
-            marker=marker,
-            markersize=3.5,
-            label=appearance.label,
-        )
+        style = {"marker": marker, "markersize": 3.5, **appearance.style}
+        draw_ranges(axes, rows, "workers", "final_loss", **style)
         for n in sorted(rows.loc[rows["status"] == "diverged", "workers"].unique()):
             axes.plot(
-                n, axes.get_ylim()[1], "x", color=appearance.color, markersize=5, clip_on=False
+                n, axes.get_ylim()[1], color=appearance.color, clip_on=False, **layout.DIVERGED
             )
     counts = sorted({*values_of(results, "workers"), *published_counts})
     if counts[-1] > 10 * counts[0]:
@@ -84,10 +75,7 @@ def final(results: Finished) -> Figure:
     most = results.rows(workers=values_of(results, "workers")[-1])
     labels = most["method"].map(lambda name: look.looks(names)[name].label)
     figure.set_label(best_loss(most.groupby(labels), f"with {most['workers'].iloc[0]} workers"))
-    handles = [_hollow_handle(axes)] if published_counts else []
-    finish(
-        figure, axes, setting(results, "methods by n: loss over the last tenth"), handles, columns=2
-    )
+    finish(figure, setting(results, "methods by n: loss over the last tenth"), 2)
     return figure
 
 
@@ -116,20 +104,13 @@ def hundred(results: Finished) -> Figure:
         f"{results.summary['test_accuracy'].mean():.2%}."
     )
     reached = f"test accuracy {results.summary['test_accuracy'].mean():.2%}".replace("%", "\u00a0%")
-    handles = []
     if len(theirs):
         seconds = (theirs.index + 0.5) * published.BIN_STEPS / published.STEPS * published.SECONDS
-        style: dict[str, Any] = {"color": "#999999", "linewidth": 0.7, "zorder": 1}
-        handles = axes.plot(seconds, theirs, label="published, n = 100", **style)
+        axes.plot(seconds, theirs, label="published, n = 100", **PUBLISHED)
         axes.set_xlim(0, published.SECONDS)
         axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, so that both runs end together")
         reached += f" (published {100 * ACCURACY:.2f}\u00a0%)"
-    finish(
-        figure,
-        axes,
-        setting(results, f"GEM, {counted(n, 'worker')}", point_text(results), reached),
-        handles,
-    )
+    finish(figure, setting(results, f"GEM, {counted(n, 'worker')}", point_text(results), reached))
     return figure
 
 
@@ -179,13 +160,3 @@ def best_loss(groups: Any, where: str) -> str:
     losses = groups["final_loss"].agg(["mean", "min", "max"])
     failed = [name for name, runs in groups if (runs["status"] == "diverged").any()]
     return findings.best(losses, "final minibatch loss", where, failed=failed)
-
-
-def _hollow_handle(axes: Axes) -> Any:
-    style: dict[str, Any] = {
-        "color": "#999999",
-        "markersize": 5,
-        "markerfacecolor": "white",
-        "linestyle": "none",
-    }
-    return axes.plot([], [], marker="o", label="published", **style)[0]

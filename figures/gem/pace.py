@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import Curve, draw_band
+from asyncsim.drawing.curves import Curve, draw_ranges
 from asyncsim.study.finished import Finished
 
 from . import published
@@ -25,7 +25,6 @@ from .panels import (
     is_paper,
     log_axis,
     methods_of,
-    published_handles,
     setting,
     values_of,
     workers_label,
@@ -66,7 +65,7 @@ def speedup(results: Finished) -> Figure:
         f"GEM: a batch{_whole_batch(results)} divided among n workers",
         "means over at most 20 worker steps",
     )
-    finish(figure, axes, text, published_handles(figure, axes))
+    finish(figure, text)
     return figure
 
 
@@ -144,17 +143,18 @@ def generalization(results: Finished) -> Figure:
             layout.say_inside(axes, "not run")
             continue
         evaluated = _evaluated(rows)
+        evaluated["epochs"] = evaluated["gradients"] * per_gradient
         # SGD has one worker, with as many gradients as the row's other methods.
         layout.panel_title(
             axes, f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}"
         )
         for column, (label, line) in _PARTS.items():
-            of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"]).dropna()
-            of_seeds.index = of_seeds.index * per_gradient
             color = look.BLUE if column == _MINIBATCH else look.VERMILLION
-            draw_band(axes, of_seeds, color, linestyle=line, label=label)
-            if column == "test_loss" and n == counts[-1] and len(of_seeds):
-                ends[looks[name].label] = of_seeds.iloc[-1]
+            style = look.Look(color, line, label).style
+            draw_ranges(axes, evaluated, "epochs", column, **style)
+            if column == "test_loss" and n == counts[-1]:
+                last = evaluated[evaluated["epochs"] == evaluated["epochs"].max()]
+                ends[looks[name].label] = last[column].agg(["mean", "min", "max"])
             theirs = _published_epochs(results, name, column)
             axes.plot(theirs.index, theirs, linestyle=line, **PUBLISHED)
     for axes in panels:
@@ -167,8 +167,7 @@ def generalization(results: Finished) -> Figure:
         axes.set_ylabel("loss")
     where = f"with the gradients of {counted(counts[-1], 'worker')}"
     figure.set_label(findings.best(pd.DataFrame(ends).T, "test loss at the end", where))
-    text = setting(results, "minibatch and test loss")
-    finish(figure, drawn, text, published_handles(figure, drawn))
+    finish(figure, setting(results, "minibatch and test loss"))
     return figure
 
 

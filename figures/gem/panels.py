@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
     ALONG,
-    DIVERGED,
     Curve,
     axis_along,
     curve_of,
@@ -243,40 +243,17 @@ def log_axis(
     axes.set_ylabel(label)
 
 
-def published_handles(figure: Figure, axes: Axes, name: str = "published") -> list[Any]:
-    """Return a legend handle called ``name`` if the figure has published curves, else none."""
-    lines = [
-        line
-        for panel in figure.axes
-        for line in panel.lines
-        if line.get_color() == PUBLISHED["color"]
-    ]
-    if not lines:
-        return []
-    return axes.plot([], [], marker="o", label=name, **PUBLISHED, **_HOLLOW)
-
-
-def finish(
-    figure: Figure,
-    axes: Axes,
-    text: str,
-    extra_handles: Sequence[Any] = (),
-    columns: int | None = None,
-) -> None:
-    """Add the title, and a legend of the handles of ``axes`` and ``extra_handles`` below all
-    panels.
-    """
-    own, _ = axes.get_legend_handles_labels()
-    handles = list({str(handle.get_label()): handle for handle in [*own, *extra_handles]}.values())
-    if any(
-        line.get_marker() == DIVERGED["marker"] for panel in figure.axes for line in panel.lines
-    ):
-        handles += axes.plot([], [], color=look.BLACK, label="diverged", **DIVERGED)
-    if handles:
-        fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
-        labels = [str(handle.get_label()) for handle in handles]
-        layout.legend_below(figure, handles, labels, columns or fit)
-    layout.title(figure, text)
+def finish(figure: Figure, text: str, columns: int | None = None) -> None:
+    """Add the legend of all panels, with one entry for published curves, and the title."""
+    handles = list(layout.labelled(figure).values())
+    lines = [line for axes in figure.axes for line in axes.lines if line not in handles]
+    theirs = [line for line in lines if line.get_color() == PUBLISHED["color"]]
+    if theirs:
+        style = {**PUBLISHED, **_HOLLOW, "marker": "o", "linestyle": theirs[0].get_linestyle()}
+        handles.append(Line2D([], [], label="published", **style))
+    layout.finish(
+        figure, text, columns or (3 if figure.get_figwidth() < look.DOUBLE else 6), handles
+    )
 
 
 def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:

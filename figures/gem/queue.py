@@ -1,12 +1,10 @@
 """FIFO against lowest rank first: shares of commits, and staleness."""
 
-import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import draw_band
+from asyncsim.drawing.curves import draw_ranges
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
@@ -17,11 +15,11 @@ from .panels import (
     setting,
 )
 
-#: Label, colour, marker and line of each discipline; the first is the authors' program's.
+#: Marker and look of each discipline; the first is the authors' program's.
 _LOOKS = {
-    "fifo": ("first come, first served", look.BLACK, "o", "-"),
-    "lowest_rank": ("lowest rank first", look.PURPLE, "s", "--"),
-    "random": ("random order", look.ORANGE, "^", ":"),
+    "fifo": ("o", look.Look(look.BLACK, "-", "first come, first served")),
+    "lowest_rank": ("s", look.Look(look.PURPLE, "--", "lowest rank first")),
+    "random": ("^", look.Look(look.ORANGE, ":", "random order")),
 }
 #: Above this multiple of the median, a mean staleness would flatten all others on a linear axis.
 _FAR = 10
@@ -37,35 +35,28 @@ def ranks(results: Finished) -> Figure | None:
     table = results.table("ranks.csv", columns)
     table = table[table["workers"] == n]
     figure, (share, staleness) = look.new_figure(look.DOUBLE, 2.9, 2, sharex=True)
-    _by_rank(share, table.assign(share=table["share"] * n), "share", "commits of a worker / mean")
+    table = table.assign(share=n * table["share"])
+    words = {"share": "commits of a worker / mean", "staleness_mean": axis_of("staleness_mean")}
+    for axes, (column, label) in zip((share, staleness), words.items(), strict=True):
+        for name, rows in ((name, table[table["discipline"] == name]) for name in _LOOKS):
+            if len(rows):
+                marker, appearance = _LOOKS[name]
+                draw_ranges(axes, rows, "worker", column, marker=marker, ms=2.5, **appearance.style)
+        axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)  # room for the whole of the highest marker
+        axes.set_xlabel("rank (worker index)")
+        layout.whole_ticks(axes.xaxis)
+        axes.set_ylabel(label)
     share.axhline(1, color=look.GREY, linewidth=0.5, zorder=0)
-    _by_rank(staleness, table, "staleness_mean", axis_of("staleness_mean"))
     means = table["staleness_mean"].dropna()
     if means.max() > _FAR * means.median() > 0:  # a worker that was served once, after a long wait
         staleness.set_yscale("log")
         staleness.set_ylim(max(0.5, means.min() / 1.3), 1.3 * means.max())
-    shares = n * table.groupby(["discipline", "worker"])["share"].mean().unstack()
+    shares = table.groupby(["discipline", "worker"])["share"].mean().unstack()
     texts = [
         f"{number_text(of_rank.max())} and {number_text(of_rank.min())} times the mean number of "
-        f"commits with {_LOOKS[name][0]}"
+        f"commits with {_LOOKS[name][1].label}"
         for name, of_rank in shares.iterrows()
     ]
     figure.set_label(f"The busiest and the idlest worker make {'; '.join(texts)}.")
-    finish(figure, share, setting(results, f"order of the queue, {counted(n, 'worker')}"))
+    finish(figure, setting(results, f"order of the queue, {counted(n, 'worker')}"))
     return figure
-
-
-def _by_rank(axes: Axes, ranks: pd.DataFrame, column: str, label: str) -> None:
-    """Draw a column by worker, mean and range of the seeds; workers that never commit are left
-    out.
-    """
-    for name in (name for name in _LOOKS if name in set(ranks["discipline"])):
-        legend, color, marker, line = _LOOKS[name]
-        of_rank = (
-            ranks[ranks["discipline"] == name].groupby("worker")[column].agg(["mean", "min", "max"])
-        )
-        draw_band(axes, of_rank, color, marker=marker, ms=2.5, linestyle=line, label=legend)
-    axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)  # room for the whole of the highest marker
-    axes.set_xlabel("rank (worker index)")
-    layout.whole_ticks(axes.xaxis)
-    axes.set_ylabel(label)

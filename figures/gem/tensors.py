@@ -78,7 +78,7 @@ def heat_map(results: Finished, place: int) -> Figure:
         f"With {counted(counts[place], 'worker')}, the mean over the run of {looks[name].label}'s "
         f"median \u03c0 is {low}, the lowest, and {high}, the highest."
     )
-    finish(figure, panels[-1], text)
+    finish(figure, text)
     return figure
 
 
