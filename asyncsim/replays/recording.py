@@ -167,9 +167,12 @@ def diagnostic_rows(
 
 
 def _quantiles(values: np.ndarray, quantiles: Any) -> np.ndarray:
-    """Return quantiles, NaN without values."""
+    """Return quantiles in float64, NaN without values."""
+    if not values.size:
+        return np.full_like(quantiles, np.nan)
+    ordered = np.sort(values).astype(float)  # float32 is sorted quickly, and then selected quickly
     with np.errstate(invalid="ignore"):  # between infinities
-        return np.quantile(values, quantiles) if values.size else np.full_like(quantiles, np.nan)
+        return np.quantile(ordered, quantiles)
 
 
 def diagnostics_table(rows: list[tuple[int, str, str, float, float]], trace: Trace) -> pd.DataFrame:
