@@ -354,15 +354,15 @@ def _time(trace: Tables, begin: float, end: float) -> dict[str, float]:
 
 def _shares(trace: Tables, begin: float, end: float) -> tuple[dict[str, float], np.ndarray]:
     """Return the shares of the workers' time in each phase, and in the computation of each row."""
-    table, capacity = phases(trace, range(trace.workers)), trace.workers * (end - begin)
-    phase, step = arrays_of(table, "phase", "step")
-    seconds = _overlap(table["begin"], table["end"], begin, end)
-    share = seconds / capacity if capacity > 0 else np.full(len(table), np.nan)
+    phase, step, begun, ended = arrays_of(
+        phases(trace, range(trace.workers)), "phase", "step", "begin", "end"
+    )
+    seconds = _overlap(begun, ended, begin, end)
+    capacity = trace.workers * (end - begin) or np.nan
+    shares = np.bincount(phase, seconds, len(IN_WORDS)) / capacity
     # The last computation of a worker may have no row yet.
-    of_steps = np.bincount(step + 1, share * (phase == COMPUTING), len(trace) + 1)[1:]
-    return dict(
-        zip(IN_WORDS, np.bincount(phase, share, len(IN_WORDS)).tolist(), strict=True)
-    ), of_steps
+    of_steps = np.bincount(step + 1, seconds * (phase == COMPUTING), len(trace) + 1)[1:]
+    return dict(zip(IN_WORDS, shares.tolist(), strict=True)), of_steps / capacity
 
 
 def undone(trace: Tables) -> np.ndarray:
