@@ -194,9 +194,10 @@ def ranked(
                 high[row] = np.inf
                 if complete[row]:
                     high[row] = gap + width + (after[row] + before[0]).mean()
-                    needs[row] = noise.seeds_to_separate(gap, variance) if apart.any() else np.inf
-                    if 0 < abs(gap) <= off:
-                        needs[row] = np.nan
+                    if not apart.any():
+                        needs[row] = np.inf
+                    elif abs(gap) > off:
+                        needs[row] = noise.seeds_to_separate(abs(gap) - off, variance)
     is_apart = [None if np.isnan(end) else bool(end > 0) for end in low]
     low, high = (np.exp(low), np.exp(high)) if ratio else (low, high)
     return table.assign(
