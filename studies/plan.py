@@ -98,8 +98,7 @@ class Config(TargetOptions, StudyConfig):
     """The workers share the server's link, and each other site's workers share one link to it, one
     message at a time, as in an all-reduce. --no-shared-bandwidth: each worker has a separate link
     to the server."""
-    # A sequence, unlike in the base class: each combination has one value.
-    protocol: tuple[Literal["exchange", "read_then_write", "write_then_read"], ...] = ("exchange",)  # type: ignore[assignment]
+    protocol: tuple[Literal["exchange", "read_then_write", "write_then_read"], ...] = ("exchange",)  # type: ignore[assignment]  # several, unlike in the base class
     """Protocols to try."""
     policy: tuple[PolicyLike, ...] = ("asynchronous", "bounded_staleness(3)", "barrier")  # type: ignore[assignment]  # as protocol
     """Policies to try; the end of --help lists them."""
@@ -114,12 +113,12 @@ class Config(TargetOptions, StudyConfig):
     that compresses, "qsgd(levels=7)" or "mem_sgd(fraction=0.01)", whose size is counted for values
     of 32 bits."""
     versions: float | None = None
-    """The horizon, in versions. Only combinations whose versions hold the same number of gradients
+    """Horizon in versions. Only combinations whose versions hold the same number of gradients
     as the first's are then compared."""
     gradients: float | None = None
-    """The horizon, in gradients: local steps of all workers together. The default: 100,000."""
+    """Horizon in gradients: local steps of all workers together. The default: 100,000."""
     hours: float | None = None
-    """The horizon, in hours of simulated time; combinations are compared by their gradients until
+    """Horizon in hours of simulated time; combinations are compared by their gradients until
     then.
     """
     simulate: int = 20_000
