@@ -184,7 +184,7 @@ def _setting(evidence: Finished, claim: Claim, scale: str) -> str:
             continue
         if name == "seeds" and claim.looked and scale == "small":
             first = f"a first look had {claim.looked}"
-            last = f"{claim.looked} to {value - 1}" if claim.anew else value
+            last = f"{claim.looked} to {value - 1}" if claim.later_seeds else value
             parts.append(f"seeds {last} ({first})")
             continue
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)

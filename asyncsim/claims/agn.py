@@ -61,7 +61,7 @@ _DECLINES = Bounds(
     {"method": "aeasgd", "workers": max},
     above=0.0,
     ratio=False,
-    each=("window",),
+    per=("window",),
 )
 
 
@@ -306,7 +306,7 @@ CLAIMS: Sequence[Claim] = (
                 {"method": "agn"},
                 {"method": "downpour"},
                 below=1.0,
-                each=("window",),
+                per=("window",),
             ),
         ),
     ),

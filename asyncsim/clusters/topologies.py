@@ -33,7 +33,7 @@ _DRAWS = 1_000
 #: Memory (bytes) of an edge in a simulation.
 _EDGE_BYTES = 200
 #: The most workers of a matrix that a title shows.
-_SHOWN = 4
+_TITLE_WORKERS = 4
 
 
 class Edges(NamedTuple):
@@ -322,7 +322,7 @@ class adjacency(Topology):
 
     def __repr__(self) -> str:
         """Write the label, or the text, of a large matrix without its entries."""
-        if self.label is None and len(self.matrix) > _SHOWN:
+        if self.label is None and len(self.matrix) > _TITLE_WORKERS:
             return f"{self.name}(<matrix of {len(self.matrix)}>, weights={self.weights})"
         return self.label or str(self)
 

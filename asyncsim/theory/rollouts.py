@@ -91,8 +91,8 @@ def kept_share(rollouts: Rollouts, update_time: float) -> float:
 
     def share(period: float) -> float:
         waits = phi < update_time / period
-        most = (limit + 1 - waits - phi) * period  # the longest length that is kept
-        return float(np.mean(rollouts.length.cdf(np.maximum(most, 0.0)) * (most > 0)))
+        longest = (limit + 1 - waits - phi) * period  # the longest length that is kept
+        return float(np.mean(rollouts.length.cdf(np.maximum(longest, 0.0)) * (longest > 0)))
 
     shortest = rollouts.batch * rollouts.length.mean / rollouts.slots
     low, high = shortest, shortest
