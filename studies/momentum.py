@@ -13,9 +13,11 @@ assumption: the workers then commit nearly in turn, and the best fit to their me
 momentum and step.
 """
 
-from dataclasses import dataclass, replace
+import functools
+import itertools
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,20 +25,21 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import counted, number_text
-from asyncsim.base.errors import InputError, require_positive
+from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.base.files import read_table
+from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
-from asyncsim.clusters.laws import Exponential
-from asyncsim.methods import Method
+from asyncsim.clusters.laws import Exponential, as_law
+from asyncsim.methods import METHODS, Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.cell import Cell
 from asyncsim.study.columns import titled
+from asyncsim.study.config import JobOptions, LawLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
-from asyncsim.study.sweep import ComparisonConfig, preset, sweep
+from asyncsim.study.sweep import check_values
 from asyncsim.theory import implicit_momentum, window_step
 from asyncsim.theory.queueing import journeys
 
@@ -58,83 +61,87 @@ _PRINTED = (
 _AFTER = 20
 #: Fewest seeds that give an estimate a standard error.
 _FEWEST = 3
-#: The problem, and a protocol and a policy with which every version is read.
-_NEEDED = {"protocol": "exchange", "policy": "asynchronous", "problem": "quadratic"}
-#: Methods whose windows of plain local steps theory covers, and whether they send the mean instead
-#: of the sum.
+#: Whether a method sends the mean of a window's steps instead of their sum.
 _AVERAGED = {"downpour": False, "agn": True}
 
 
 @dataclass(frozen=True)
-class Options(ComparisonConfig):
+class Config(JobOptions):
     """Options of the momentum study."""
 
+    scale: Literal["small", "paper"] = "small"
+    """Defaults of all other options. small: seconds; paper: more workers and seeds."""
+    methods: tuple[Literal["downpour", "agn"], ...] = ("downpour",)
+    """Methods, which send the sum or the mean of their local steps."""
+    workers: tuple[int, ...] = (2, 4, 8, 16, 32)
+    """Workers of the clusters."""
+    compute: tuple[LawLike, ...] = (
+        "exponential(1)",
+        "gamma(mean=1, cv=0.5)",
+        "gamma(mean=1, cv=0.2)",
+    )
+    """Laws of a local step's time (s)."""
+    window: tuple[int, ...] = (1,)
+    """Local steps per communication."""
+    service: LawLike = "constant(0)"
+    """Law of a visit's service time (s)."""
+    latency: LawLike = "constant(0)"
+    """Law of a message's time one way (s)."""
     step: float = 1.0
     """Step of a commit times workers, which sets the learning rate for each number of workers;
     above 1/4 the mean oscillates."""
-
-    @property
-    def varied(self) -> dict[str, tuple[Any, ...]]:
-        """The options with several values; laws and workers always vary."""
-        return {"compute": (self.compute,), "workers": (self.workers,), **super().varied}
-
-    def points(self) -> list[dict[str, Any]]:
-        """Return the values of each cell; the learning rate gives a window of plain local steps
-        the requested step.
-        """
-        return [
-            {
-                **point,
-                "learning_rate": 1
-                - (1 - self.step / point["workers"]) ** (1 / point.get("window", self.window)),
-            }
-            for point in super().points()
-        ]
+    steps: int = 6
+    """Commits per worker, on average."""
+    seeds: int = 100
+    """Number of seeds: 0, 1, ..."""
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options."""
+        super().check()
+        for name in ("methods", "workers", "compute", "window"):
+            check_values(name, getattr(self, name))
+        require_count("steps", self.steps)
         require_positive("step", self.step)
-        fewest = min(self.varied["workers"])
+        fewest = min(self.workers)
         if self.seeds < _FEWEST:
             raise InputError(
                 f"seeds = {self.seeds}: must be at least {_FEWEST}, or the estimates have no error"
             )
         if fewest < 2:
             raise InputError(
-                "workers = 1: any momentum fits a lone worker's path; give two or more"
+                f"workers = {fewest}: any momentum fits a lone worker's path; give two or more"
             )
         if self.step >= fewest:
             raise InputError(
                 f"step = {self.step}: must be below the fewest workers, {fewest}, or one commit "
                 "overshoots"
             )
-        if self.changed("learning_rate"):
-            raise InputError(
-                f"learning_rate = {self.learning_rate}: follows from step here; give that"
+        self.clusters()
+
+    def clusters(self) -> list[Cluster]:
+        """Return a cluster for each law, number of workers and window."""
+        return [
+            Cluster(
+                workers,
+                as_law("compute", compute),
+                service=as_law("service", self.service),
+                latency=self.latency,
+                window=window,
             )
-        for name, value in _NEEDED.items():
-            if getattr(self, name) != value:
-                raise InputError(
-                    f"{name} = {getattr(self, name)!r}: must be {value!r} here, a quadratic of "
-                    "which every version is read; leave it out"
-                )
-        super().check()
+            for compute, workers, window in itertools.product(
+                self.compute, self.workers, self.window
+            )
+        ]
+
+    def learning_rate(self, cluster: Cluster) -> float:
+        """Return the learning rate that gives a window of local steps the requested step."""
+        return 1 - (1 - self.step / cluster.workers) ** (1 / int(cluster.mean_window))
 
 
-Config, SCALES = preset(
-    Options,
-    small={
-        "workers": (2, 4, 8, 16, 32),
-        "compute": ("exponential(1)", "gamma(mean=1, cv=0.5)", "gamma(mean=1, cv=0.2)"),
-        "service": "constant(0)",
-        "methods": ("downpour",),
-        "steps": 6,
-        "seeds": 100,
-        "problem": "quadratic",
-        "x64": True,
-    },
-    paper={"workers": (2, 4, 8, 16, 32, 64, 128), "seeds": 1000},
-)
+SCALES = {
+    "small": Config(),
+    "paper": Config(scale="paper", workers=(2, 4, 8, 16, 32, 64, 128), seeds=1000),
+}
 
 
 class Paths(NamedTuple):
@@ -155,38 +162,25 @@ class Estimate(NamedTuple):
     step_error: float = np.nan
 
 
-def run(config: Options) -> Result:
+def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
+    problem = revealing_quadratic()
+    make_method = functools.cache(lambda name, rate: METHODS[name](rate))  # each is compiled once
+    jobs = [
+        _job(config, problem, cluster, make_method(name, config.learning_rate(cluster)))
+        for cluster in config.clusters()
+        for name in config.methods
+    ]
+
+    def conclude(folder: Path, summary: pd.DataFrame) -> None:
+        table = read_table(folder / TABLE)
+        legend = "assumed: theory's assumptions hold"
+        present(folder, {}, report(table), legend, verdict=_verdict(table))
+
+    record = {**config.options_record(), "problem": problem.name}
+    executor = executor_of(config, [(problem, count) for count in config.workers])
     with config.computing_device():
-        problem = revealing_quadratic()
-        cells = sweep(replace(config, problem=problem), config.points())
-        for method in cells[0].methods:
-            timed = method.timing.policy is not None or method.timing.protocol not in (
-                None,
-                "exchange",
-            )
-            if timed or method.resume or method.reply or method.look_ahead:
-                raise InputError(
-                    f"methods: workers of {method.name!r} do not read every version of the central "
-                    "variable, "
-                    "so their losses do not give its path; leave it out"
-                )
-            if not _steps_plainly(method) and any(cell.config.window > 1 for cell in cells):
-                raise InputError(
-                    f"optimizer = {method.hyperparameters['optimizer']!r}: with a window above one "
-                    "the path is known "
-                    "for plain gradient steps only; leave optimizer out, or give window 1"
-                )
-        record = config.record(cells[0].methods, problem)
-        executor = executor_of(config, [(problem, cell.cluster.workers) for cell in cells])
-        jobs = [_job(cell, method) for cell in cells for method in cell.methods]
-
-        def conclude(folder: Path, summary: pd.DataFrame) -> None:
-            table = read_table(folder / TABLE)
-            legend = "assumed: theory's assumptions hold"
-            present(folder, {}, report(table), legend, verdict=_verdict(table))
-
         return run_jobs("momentum", config, record, jobs, executor, conclude)
 
 
@@ -217,27 +211,27 @@ def _verdict(table: pd.DataFrame) -> str:
     """Say how far the measured momentum is from the theory's."""
     gap = (table["momentum_measured"] - table["momentum_theory"]).abs()
     if gap.isna().all():
-        return "no momentum was measured for which there is a theory"
+        return "every path diverged: give a smaller --step"
     row = table.loc[gap.idxmax()]
     workers = counted(int(row["workers"]), "worker")
     return f"largest gap to theory's momentum: {number_text(gap.max())}, {workers}, {row['method']}"
 
 
-def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
-    """Replay all seeds and return the paths of the central variable over ``steps`` worker steps."""
-    workers, config = cell.cluster.workers, cell.config
-    commits = steps * workers
+def central_paths(config: Config, problem: Problem, cluster: Cluster, method: Method) -> Paths:
+    """Replay all seeds and return the paths of the central variable."""
+    workers, rate = cluster.workers, config.learning_rate(cluster)
+    commits = config.steps * workers
     # The loss is the mean over the local steps of a window, and each step shrinks x by the same
     # factor.
-    local = (1 - config.learning_rate) ** np.arange(config.window)
+    local = (1 - rate) ** np.arange(int(cluster.mean_window))
     values, rows = [], []
     for seed in range(config.seeds):
-        trace = simulate(cell.cluster, commits + _AFTER * workers, seed)
+        trace = simulate(cluster, commits + _AFTER * workers, seed)
         replayed = replay(
             trace,
             method,
-            cell.problem,
-            precision=config.precision,
+            problem,
+            precision="float64",
             evaluate_every=len(trace),
             progress=False,
         )
@@ -251,6 +245,7 @@ def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
             values.append(path[: commits + 1])
         rows.append(
             {
+                **_labels(cluster),
                 "method": method.name,
                 "seed": seed,
                 "status": "finished" if finite else "diverged",
@@ -313,15 +308,20 @@ def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:
     return ["-" if np.isnan(value) else f"{value:.4f} \u00b1 {error:.4f}" for value, error in pairs]
 
 
-def _job(cell: Cell, method: Method) -> Job:
+def _job(config: Config, problem: Problem, cluster: Cluster, method: Method) -> Job:
     return measurement(
-        f"{describe(cell.cluster)}, {method.name}, {counted(cell.config.seeds, 'seed')}",
+        f"{describe(cluster)}, {method.name}, {counted(config.seeds, 'seed')}",
         _measured,
-        *(cell, method),
-        folder=f"parts/{cell.folder}",
-        labels={**_of_cell(cell), "method": method.name},
+        *(config, problem, cluster, method),
+        labels={**_labels(cluster), "method": method.name},
         say=_momentum_told,
     )
+
+
+def _labels(cluster: Cluster) -> dict[str, Any]:
+    """Return the columns that name a cluster."""
+    window = int(cluster.mean_window)
+    return {"compute": str(cluster.compute), "workers": cluster.workers, "window": window}
 
 
 def _momentum_told(tables: Tables) -> str:
@@ -329,56 +329,26 @@ def _momentum_told(tables: Tables) -> str:
     return f"momentum {row['momentum_measured']:.4f} \u00b1 {row['standard_error']:.4f}"
 
 
-def _measured(cell: Cell, method: Method) -> Tables:
-    """Measure a cell and method; return, by table, the estimate and a row per seed."""
-    with cell.config.computing_device():
-        paths = central_paths(cell, method, cell.config.steps)
-    seeds, workers = len(paths.values), cell.cluster.workers
+def _measured(config: Config, problem: Problem, cluster: Cluster, method: Method) -> Tables:
+    """Measure a method on a cluster; return, by table, the estimate and a row per seed."""
+    with config.computing_device():
+        paths = central_paths(config, problem, cluster, method)
+    seeds, labels = len(paths.values), _labels(cluster)
     estimate = estimate_momentum(paths.values) if seeds >= _FEWEST else Estimate()
+    step = window_step(config.learning_rate(cluster), labels["window"], _AVERAGED[method.name])
     row = {
-        **_of_cell(cell),
+        **labels,
         "method": method.name,
         "seeds": seeds,
         **estimate._asdict(),
-        "momentum_theory": implicit_momentum(workers),
-        "step_theory": _commit_step(cell, method) / workers,
+        "momentum_theory": implicit_momentum(cluster.workers),
+        "step_theory": step / cluster.workers,
         **pd.DataFrame(paths.rows)[["staleness_mean", "staleness_std"]].mean(),
-        "assumptions_hold": _is_known(cell, method) and _assumptions_hold(cell),
+        "assumptions_hold": _assumptions_hold(cluster),
     }
-    return {TABLE: [row], results.SUMMARY: [{**_of_cell(cell), **seed} for seed in paths.rows]}
+    return {TABLE: [row], results.SUMMARY: paths.rows}
 
 
-def _of_cell(cell: Cell) -> dict[str, Any]:
-    return {
-        "compute": str(cell.values["compute"]),
-        "workers": cell.cluster.workers,
-        "window": cell.cluster.window,
-    }
-
-
-def _commit_step(cell: Cell, method: Method) -> float:
-    """Return the step of one commit relative to the version read, NaN for a method outside the
-    theory.
-    """
-    if not _is_known(cell, method):
-        return np.nan
-    return window_step(cell.config.learning_rate, cell.config.window, _AVERAGED[method.name])
-
-
-def _is_known(cell: Cell, method: Method) -> bool:
-    """Return whether theory covers the method's commits: plain steps at the cell's learning
-    rate.
-    """
-    rate = method.hyperparameters.get("learning_rate")
-    return method.name in _AVERAGED and _steps_plainly(method) and rate == cell.config.learning_rate
-
-
-def _steps_plainly(method: Method) -> bool:
-    """Return whether the local steps are gradient descent, as with optax's ``sgd``."""
-    return method.hyperparameters.get("optimizer", "sgd") == "sgd"
-
-
-def _assumptions_hold(cell: Cell) -> bool:
-    cluster = cell.cluster
+def _assumptions_hold(cluster: Cluster) -> bool:
     memoryless = isinstance(cluster.compute, Exponential) and cluster.window == 1
     return memoryless and cluster.service.mean == 0 and max(journeys(cluster)) == 0

@@ -37,20 +37,29 @@ from asyncsim.study.columns import Column, Columns, titled
 from asyncsim.study.config import JobOptions
 from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
-from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.loading import own_file
-from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, spread, tuned, verdict
+from asyncsim.study.ranking import (
+    Measure,
+    at_the_edge,
+    grid,
+    ranked,
+    ranked_parts,
+    spread,
+    tuned,
+    verdict,
+)
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates, time_to_target
 from asyncsim.traces.samples import binding_limit
 from asyncsim.traces.trace import Trace
 
 #: Files beside the summary of runs: of the jobs, and of the conclusion.
-CLOCKS, STALENESS, TIMELINE, UPDATES, EVALUATIONS, SPLIT = (
-    f"{name}.csv" for name in ("clocks", "staleness", "timeline", "updates", "evaluations", "split")
+CLOCKS, STALENESS, EVALUATIONS, SPLIT = (
+    f"{name}.csv" for name in ("clocks", "staleness", "evaluations", "split")
 )
-_TIME = Measure("time_to_target")
 QUEUES, REWARDS, CURVES = (f"{name}.csv" for name in ("queues", "rewards", "curves"))
+_TIME, _UPDATE = Measure("time_to_target"), "update_time"
 #: Numbers of a clock: of `Trace.summary`.
 _NUMBERS = (
     "update_time",
@@ -71,17 +80,27 @@ _LIMITS = {
     "both": "both are always busy",
     "queue": "queue binds",
 }
-#: The columns of the printed table of queues.
+#: The columns of the printed tables of queues and of divisions.
+_OF_QUEUES: Columns = [
+    "queue",
+    Column(_UPDATE, "s an update"),
+    "learner_busy",
+    "slots_busy",
+    Column("staleness_mean", "staleness"),
+    Column("staleness_max", "largest"),
+    Column("staleness_tokens_mean", "by tokens"),
+    Column("lost_share", "lost"),
+    Column("length_started", "length (s)"),
+    Column("length_trained", "trained (s)"),
+    "limit",
+]
+_OF_SPLIT: Columns = ["queue", "generating", "training", *_OF_QUEUES[1:5], "limit"]
+_BY_LENGTH = [Column(f"reward_q{part}", f"q{part}") for part in range(1, 5)]
 _LEGEND = (
     "staleness, largest: of samples, by the version at their start; by tokens: mean, by the "
     "version that wrote each token\nlost: share of finished or cancelled samples that were never "
     "trained; length, trained: means of started and of trained samples"
 )
-#: Slots and seconds (mean lengths) that the timeline shows; the share of the run after which it
-#: begins.
-_SLOTS_SHOWN, _LENGTHS_SHOWN, _TIMELINE_AT = 16, 6.0, 0.5
-#: Queues, the first, that have a timeline.
-_TIMELINES = 3
 #: Of the end of a run, over which rewards by length are averaged.
 _LATE = 0.2
 #: Options that a recording replaces, and those of the training alone.
@@ -256,14 +275,28 @@ def run(config: Config) -> Result:
         problem = called("problem", problem, POLICY_PROBLEMS)
     record = {**config.options_record(), "cluster": _about(config, clusters)}
     jobs = [
-        _queue_job(config, queue, cluster, seed, problem)
+        measurement(
+            f"{queue}, seed {seed}",
+            _measure,
+            *(config, queue, cluster, seed, problem),
+            labels={"queue": queue, "seed": seed},
+        )
         for seed in range(config.seeds)
         for queue, cluster in clusters.items()
     ]
     jobs += [
-        _split_job(config, queue, cluster, generating)
+        measurement(
+            f"{queue}, {generating} of {config.split} accelerators generate",
+            _divided,
+            *(config, cluster, labels),
+            labels=labels,
+            errors=SPLIT,
+        )
         for queue, cluster in clusters.items()
         for generating in range(1, config.split)
+        for labels in [
+            {"queue": queue, "generating": generating, "training": config.split - generating}
+        ]
     ]
     with config.computing_device():
         conclude = functools.partial(_conclude, config, clusters)
@@ -283,14 +316,14 @@ def _conclude(
         divided = finished.table(SPLIT).sort_values("update_time", kind="stable", ignore_index=True)
         tables[SPLIT] = divided
     rows = tables.get(REWARDS, tables[QUEUES])
-    by = "time_to_target" if REWARDS in tables else "update_time"
+    by = _TIME.name if REWARDS in tables else _UPDATE
     queue = rows.loc[rows[by].idxmin(), "queue"]
     trace = simulate(clusters[queue], config.steps, 0, progress=False)
     present(
         folder,
         tables,
         *_parts(config, clusters, tables),
-        verdict=answer(tables),
+        verdict=verdicts(tables),
         example=(f"{queue}, seed 0", trace),
     )
 
@@ -321,18 +354,6 @@ def _called(function: Callable[..., Any], correction: str) -> Any:
     return function(**entry_of("corrections", correction, {}, "weight of a token").arguments)
 
 
-def _queue_job(
-    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
-) -> Job:
-    """Return the job of a queue's clock and of all runs on it."""
-    return measurement(
-        f"{queue}, seed {seed}",
-        _measure,
-        *(config, queue, cluster, seed, problem),
-        labels={"queue": queue, "seed": seed},
-    )
-
-
 def _measure(
     config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
 ) -> Tables:
@@ -342,8 +363,6 @@ def _measure(
         labels = {"queue": queue, "seed": seed}
         clock = pd.DataFrame([{**labels, **_clock_numbers(trace)}])
         tables = {CLOCKS: clock, STALENESS: _staleness(trace).assign(**labels)}
-        if seed == 0 and queue in config.queues[:_TIMELINES]:
-            tables |= timeline(queue, trace)
         if config.corrections:
             tables |= _train(config, trace, queue, problem)
         else:
@@ -380,47 +399,19 @@ def _staleness(trace: Trace) -> pd.DataFrame:
     return pd.concat(laws)
 
 
-def timeline(queue: str, trace: Trace) -> dict[str, pd.DataFrame]:
-    """Return the samples of some slots and the updates in a few seconds amid a run."""
-    assert trace.cluster is not None and trace.cluster.rollouts is not None
-    begin = float(trace.frame["commit_time"].iloc[int(_TIMELINE_AT * len(trace))])
-    end = begin + _LENGTHS_SHOWN * trace.cluster.rollouts.length.mean
-    slots = trace.cluster.rollouts.slots
-    samples = trace.samples[trace.samples["slot"] < _SLOTS_SHOWN]
-    samples = samples.assign(end_time=samples["end_time"].fillna(end))
-    samples = samples[(samples["end_time"] > begin) & (samples["start_time"] < end)]
-    updates = trace.frame[(trace.frame["commit_time"] >= begin) & (trace.frame["start_time"] < end)]
-    shown = {
-        TIMELINE: samples[["slot", "start_time", "end_time", "staleness", "outcome"]].assign(
-            slots=slots
-        ),
-        UPDATES: updates[["commit", "start_time", "send_time"]],
-    }
-    return {name: table.assign(queue=queue, begin=begin, end=end) for name, table in shown.items()}
-
-
-def _split_job(config: Config, queue: str, cluster: Cluster, generating: int) -> Job:
-    """Return the job of a clock with the accelerators divided in one way."""
-    labels = {"queue": queue, "generating": generating, "training": config.split - generating}
-    name = f"{queue}, {generating} of {config.split} accelerators generate"
-    return measurement(name, _divided, config, cluster, labels, labels=labels, errors=SPLIT)
-
-
 def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables:
+    """Simulate a queue's clock with the accelerators divided in one way."""
     assert cluster.rollouts is not None and isinstance(cluster.compute, Law)
     generating, training = config.accelerators
     slots = max(1, round(cluster.rollouts.slots * labels["generating"] / generating))
-    rollouts = dataclasses.replace(cluster.rollouts, slots=slots)
-    compute = scaled(cluster.compute, training / labels["training"])
-    trace = simulate(
-        dataclasses.replace(cluster, compute=compute, rollouts=rollouts),
-        config.steps,
-        0,
-        progress=False,
+    divided = dataclasses.replace(
+        cluster,
+        compute=scaled(cluster.compute, training / labels["training"]),
+        rollouts=dataclasses.replace(cluster.rollouts, slots=slots),
     )
-    return {
-        SPLIT: _with_limits(pd.DataFrame([{**labels, **_clock_numbers(trace)}])).to_dict("records")
-    }
+    trace = simulate(divided, config.steps, 0, progress=False)
+    clock = pd.DataFrame([{**labels, **_clock_numbers(trace)}])
+    return {SPLIT: _with_limits(clock).to_dict("records")}
 
 
 def _train(
@@ -441,7 +432,7 @@ def _train(
                     "reward": run.evaluations["reward"].iloc[-1],
                     "final_loss": run.commits["loss"].iloc[-1],
                     "simulated_seconds": run.commits["commit_time"].iloc[-1],
-                    **late[["weight", *(f"reward_q{part}" for part in range(1, 5))]].mean(),
+                    **late[["weight", *(column.name for column in _BY_LENGTH)]].mean(),
                 }
             )
             curves.append(run.evaluations[["commit", "commit_time", "reward"]].assign(**labels))
@@ -454,16 +445,14 @@ def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFram
     best = np.fmax(start, summary.loc[summary["status"] == "finished", "reward"].max())
     target = config.target if config.target is not None else (start + best) / 2
     keys = ["queue", "correction", "learning_rate", "seed"]
-    runs = evaluations.groupby(keys, sort=False)
+    by_run = evaluations.groupby(keys, sort=False)
+    runs = list(map(by_run.get_group, summary[keys].itertuples(index=False, name=None)))
     times = {
         name: [
             time_to_target(run["commit_time"], -run["reward"], -target, hold)
             if target > start
             else np.inf
-            for run in (
-                runs.get_group(values)
-                for values in summary[keys].itertuples(index=False, name=None)
-            )
+            for run in runs
         ]
         for name, hold in (("time_to_target", _HOLD), ("first_touch", 0))
     }
@@ -481,7 +470,7 @@ def reward_table(summary: pd.DataFrame) -> pd.DataFrame:
         "time_to_target",
         "weight",
         "target",
-        *(f"reward_q{part}" for part in range(1, 5)),
+        *(column.name for column in _BY_LENGTH),
     ]
     by = [*keys, "learning_rate"]
     return ranked(grid(best, by, columns, _TIME), best, by, _TIME)
@@ -502,104 +491,58 @@ def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
 def _parts(
     config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.DataFrame]
 ) -> list[str | pd.DataFrame]:
-    queues = tables[QUEUES]
     seeds = over_seeds(config.seeds, "means over")
     about = f"{_about(config, clusters)}; {seeds}, after the first fifth of the updates"
-    shown: Columns = [
-        "queue",
-        Column("update_time", "s an update"),
-        "learner_busy",
-        "slots_busy",
-        Column("staleness_mean", "staleness"),
-        Column("staleness_max", "largest"),
-        Column("staleness_tokens_mean", "by tokens"),
-        Column("lost_share", "lost"),
-        Column("length_started", "length (s)"),
-        Column("length_trained", "trained (s)"),
-        "limit",
-    ]
-    parts: list[str | pd.DataFrame] = [about, titled(queues, shown), _LEGEND]
-    if config.seeds == 1:
-        parts.append("one seed cannot show the noise; give --seeds 3 or more")
+    parts = [about, titled(tables[QUEUES], _OF_QUEUES), _LEGEND]
     if SPLIT in tables:
         generating, training = config.accelerators
         parts += [
             f"{config.split} accelerators divided, by time alone, from {generating} for rollouts "
-            f"and {training} for training; the quickest first"
+            f"and {training} for training; the quickest first",
+            titled(tables[SPLIT].head(10), _OF_SPLIT),
         ]
-        own = [
-            "queue",
-            "generating",
-            "training",
-            shown[1],
-            "learner_busy",
-            "slots_busy",
-            shown[4],
-            "limit",
-        ]
-        parts.append(titled(tables[SPLIT].head(10), own))
     if REWARDS in tables:
         rewards = tables[REWARDS]
-        target = number_text(rewards["target"].iloc[0])
         origin = "half way from the start to the best final reward"
-        origin = origin if config.target is None else "--target"
-        caption = f"{config.problem}: reward at the end, each correction at its best rate"
-        if not rewards["target"].isna().any():
-            caption += f"; time to a reward of {target} ({origin})"
-        parts.append(caption)
-        shown_rewards = rewards.assign(reward=spread(rewards, "reward"))
-        columns: Columns = [
-            "queue",
-            "correction",
-            "learning_rate",
-            "reward",
-            "time_to_target",
-            "diverged",
-        ]
-        if config.by_length:
-            columns += [Column(f"reward_q{part}", f"q{part}") for part in range(1, 5)]
-        parts.append(titled(shown_rewards, columns))
+        parts.append(
+            f"{config.problem}: each correction at its best rate for the reward at the end; time "
+            f"to {_goal(rewards)} ({origin if config.target is None else '--target'})"
+        )
+        further = ["reward", *(_BY_LENGTH if config.by_length else ())]
+        shown = rewards.assign(reward=spread(rewards, "reward"))
+        parts += ranked_parts(shown, ["queue", "correction", "learning_rate"], _TIME, further)
         if config.by_length:
             parts.append(
                 f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the "
                 "shortest"
             )
-        named = [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]
-        if edge := at_the_edge(rewards, config.tune, named):
-            parts.append(edge)
+        parts.append(at_the_edge(rewards, config.tune, _names(rewards)))
     return parts
 
 
-def answer(tables: dict[str, pd.DataFrame]) -> str:
-    """Return one sentence: which limit binds where, and which setting is the quickest."""
-    queues = tables[QUEUES]
-    limits = "; ".join(
-        f"{', '.join(part['queue'])}: {limit}"
-        for limit, part in queues.groupby("limit", sort=False)
-    )
-    quickest = queues.loc[queues["update_time"].idxmin()]
-    text = (
-        f"{limits}. Quickest update: {quickest['queue']}, {number_text(quickest['update_time'])} s"
-    )
+def _goal(rewards: pd.DataFrame) -> str:
+    target = rewards["target"].iloc[0]
+    return "the target" if np.isnan(target) else f"a reward of {number_text(target)}"
+
+
+def _names(rewards: pd.DataFrame) -> list[str]:
+    return list(rewards["correction"] + " in " + rewards["queue"])
+
+
+def verdicts(tables: dict[str, pd.DataFrame]) -> list[str]:
+    """Say which setting is the fastest to the reward, and which queue or division updates the
+    quickest.
+    """
+    quickest = tables[QUEUES].loc[tables[QUEUES][_UPDATE].idxmin()]
+    sentences = [f"quickest update: {quickest['queue']}, {number_text(quickest[_UPDATE])} s"]
     if SPLIT in tables:
         best = tables[SPLIT].iloc[0]
-        text += (
-            f"; best division: {best['generating']} for rollouts and {best['training']} for "
-            f"training with {best['queue']}, {number_text(best['update_time'])} s an update"
+        sentences.append(
+            f"quickest division: {best['generating']} for rollouts, {best['training']} for "
+            f"training, {best['queue']}, {number_text(best[_UPDATE])} s"
         )
     if REWARDS in tables:
         rewards = tables[REWARDS]
-        target = number_text(rewards["target"].iloc[0])
-        if rewards["target"].isna().any():
-            return f"{text}; every run diverged: give lower rates to --tune."
-        first = rewards.iloc[0]
-        if not np.isfinite(first["time_to_target"]):
-            return f"{text}; no setting rises to a reward of {target} with every seed."
-        names = [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]
-        text += (
-            f"; quickest to a reward of {target}: {names[0]} at a rate of "
-            f"{first['learning_rate']:g}, after {number_text(first['time_to_target'])} s"
-        )
-        goal = f"a reward of {target}"
-        return f"{text}.\n{verdict(rewards, names, _TIME, 'setting', goal)}"
-    return f"{text}."
+        words = verdict(rewards, _names(rewards), _TIME, "setting", _goal(rewards))
+        sentences.insert(0, words)
+    return sentences

@@ -90,7 +90,7 @@ def test_a_small_study(tmp_path, capsys):
     split = pd.read_csv(tmp_path / "results" / "split.csv")
     assert split["update_time"].is_monotonic_increasing and len(split) == 2 * 2
     printed = capsys.readouterr().out
-    assert "Quickest update: " in printed and "q1 to q4" in printed
+    assert "quickest update: " in printed and "q1 to q4" in printed
     assert "(half way from the start to the best final reward)" in printed
     assert "one seed cannot show" not in printed
     for name in ("rewards", "staleness"):
@@ -167,11 +167,11 @@ def test_samples_that_are_open_at_the_end_are_censored(tmp_path):
 @pytest.mark.parametrize(
     ("ends", "target", "answer"),
     [
-        ((0.9, 0.3), None, "quickest to a reward of 0.600"),
-        ((0.2, 0.1), None, "no setting rises to a reward of 0.300"),
-        ((0.9, 0.3), 0.1, "no setting rises to a reward of 0.100"),
-        ((np.nan, 0.1), None, "no setting rises to a reward of 0.300"),
-        ((np.nan, np.nan), None, "every run diverged"),
+        ((0.9, 0.3), None, "none in keep() is the only setting"),
+        ((0.2, 0.1), None, "no setting reached a reward of 0.300 with every seed"),
+        ((0.9, 0.3), 0.1, "no setting reached a reward of 0.100 with every seed"),
+        ((np.nan, 0.1), None, "no setting reached a reward of 0.300 with every seed"),
+        ((np.nan, np.nan), None, "no best setting: each diverged with some seed"),
     ],
 )
 def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
@@ -187,10 +187,11 @@ def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
         curves.append(pd.DataFrame({**curve, "reward": rewards, **key, "learning_rate": rate}))
     config = post_training.Config(target=target)
     runs = post_training.with_targets(config, pd.DataFrame(rows), pd.concat(curves))
-    assert np.isfinite(runs["time_to_target"]).sum() == ("quickest" in answer)
+    assert np.isfinite(runs["time_to_target"]).sum() == ("only" in answer)
     queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
     rewards = post_training.reward_table(runs)
-    assert answer in post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
+    said, *_ = post_training.verdicts({"queues.csv": queues, "rewards.csv": rewards})
+    assert said.startswith(answer)
 
 
 def test_a_division_starts_from_the_accelerators_of_the_log():
@@ -205,8 +206,8 @@ def test_a_division_starts_from_the_accelerators_of_the_log():
             corrections=(),
             steps=20,
         )
-        job = post_training._split_job(config, "keep", config.cluster("keep"), 2)
-        rows.append(job.function(*job.arguments))
+        labels = {"queue": "keep", "generating": 2, "training": 1}
+        rows.append(post_training._divided(config, config.cluster("keep"), labels))
     assert rows[0] == rows[1]
 
 
@@ -231,10 +232,11 @@ def test_the_quickest_correction_has_an_interval():
     queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
     rewards = post_training.reward_table(pd.DataFrame(rows))
     assert list(rewards["correction"]) == ["truncated(2)", "none"]
-    said = post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
-    assert said.splitlines()[1] == (
-        "keep() with truncated(2) is the fastest setting (95% confidence, 3 seeds)"
-    )
+    said = post_training.verdicts({"queues.csv": queues, "rewards.csv": rewards})
+    assert said == [
+        "truncated(2) in keep() is the fastest setting (95% confidence, 3 seeds)",
+        "quickest update: keep(), 1.00 s",
+    ]
 
 
 def test_shares_by_hand():
