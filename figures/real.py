@@ -13,6 +13,7 @@ commit, and the bar.
 discipline.
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -48,78 +49,44 @@ def agreement(finished: Finished) -> Figure | None:
     summary = finished.summary
     if "holds" not in summary:
         return None
-    tables: dict[str, list[pd.DataFrame]] = {}
-    for method, name in zip(summary["method"], summary["folder"], strict=True):
-        tables.setdefault(method, []).append(finished.table(f"{name}/agreement.csv"))
-    columns = len(tables)
-    width = max(look.SINGLE, min(look.DOUBLE, 1.2 + 1.6 * columns))
-    figure, axes = look.new_figure(width, 3.9, columns, 2, sharex=True, sharey=True)
-    for column, (method, runs) in enumerate(tables.items()):
-        label = look.looks([method])[method].label
-        for row, quantity in enumerate(("loss", "params")):
-            panel = axes[row * columns + column]
-            _panel(
-                panel, runs, quantity, float(summary["bar"].iloc[0]), _EQUAL[_precision(summary)]
-            )
-            panel.set_title(label if row == 0 else "")
-    for row, text in enumerate(("losses differ by", "parameters differ by")):
-        axes[row * columns].set_ylabel(text)
-    equal, top = _EQUAL[_precision(summary)], axes[0].get_ylim()[1]
-    decades = np.arange(np.log10(equal) + 2, np.log10(top))
-    decades = decades[:: max(1, round(len(decades) / 5))]
-    # Shared by all panels. Equality has a separate tick below the scale.
-    axes[0].set_yticks(
-        [equal, *10**decades], ["equal", *(f"$10^{{{decade:.0f}}}$" for decade in decades)]
-    )
-    axes[0].set_ylim(equal / 4, top)
-    for panel in axes:
-        panel.minorticks_off()
+    precision, bar = summary["precision"].iloc[0], summary["bar"].iloc[0]
+    looks, equal = look.looks(dict.fromkeys(summary["method"])), _EQUAL[precision]
+    width = max(look.SINGLE, min(look.DOUBLE, 1.2 + 1.6 * len(looks)))
+    figure, axes = look.new_figure(width, 3.9, len(looks), 2, sharex=True, sharey=True)
+    panels = itertools.product({"loss": "losses", "params": "parameters"}.items(), looks)
+    for panel, ((quantity, words), method) in zip(axes, panels, strict=True):
+        for name in summary.loc[summary["method"] == method, "folder"]:
+            _draw_differences(panel, finished.table(f"{name}/agreement.csv"), quantity, equal)
+        panel.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
         panel.axhline(10 * equal, color=look.GREY, lw=0.4)
-    for panel in axes[columns:]:
+        panel.set_yscale("log")
+        panel.set_title(looks[method].label)
+        panel.set_ylabel(f"{words} differ by")
         panel.set_xlabel("commits")
         layout.whole_ticks(panel.xaxis, "auto")
-    recordings = (
-        f"{len(summary)} recordings of real processes"
-        if len(summary) > 1
-        else "a recording of real processes"
-    )
-    largest = max(table["loss_free"].max() for runs in tables.values() for table in runs)
+    # Shared by all panels. Equality has a separate tick below the scale.
+    top = axes[0].get_ylim()[1]
+    decades = 10.0 ** np.arange(np.log10(equal) + 2, np.log10(top), 2)
+    axes[0].set_yticks([equal, *decades], ["equal", *map("{:.0e}".format, decades)])
+    axes[0].set_ylim(equal / 4, top)
+    recordings = counted(len(summary), "recording")
     figure.set_label(
-        f"Replays agree with {summary['holds'].sum()} of {counted(len(summary), 'recording')} "
-        f"within the bar of {summary['bar'].iloc[0]:g}, up to where round-off may exceed it; "
-        f"losses of free replays differ by at most {largest:.1g}."
+        f"Replays agree with {summary['holds'].sum()} of {recordings} within the bar of {bar:g}, "
+        "up to where round-off may exceed it."
     )
-    about = f"Differences between {recordings} and the replays of their order"
-    layout.finish(figure, f"{about}, {_precision(summary)}", 2 if columns > 2 else 1)
+    about = f"differences between {recordings} of real processes and the replays of their order"
+    layout.finish(figure, f"{about}, {precision}", 2)
     return figure
 
 
-def _precision(summary: pd.DataFrame) -> str:
-    return str(summary["precision"].iloc[0])
-
-
-def _panel(axes: Axes, runs: list[pd.DataFrame], quantity: str, bar: float, equal: float) -> None:
-    """Draw the differences of each recording."""
+def _draw_differences(axes: Axes, table: pd.DataFrame, quantity: str, equal: float) -> None:
+    """Draw the differences of a recording."""
     for name, (color, label) in _REPLAYS.items():
-        column = f"{quantity}_{name}"
-        curves = [table.dropna(subset=column) for table in runs]
-        for number, table in enumerate(curves):
-            drawn = np.clip(table[column], equal, None)
-            legend_label = label if number == 0 else None
-            line = "none" if quantity == "loss" else "-"
-            axes.plot(
-                table["commit"],
-                drawn,
-                color=color,
-                label=legend_label,
-                marker=".",
-                mew=0,
-                ms=3,
-                ls=line,
-                lw=0.6,
-            )
-    axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
-    axes.set_yscale("log")
+        rows = table.dropna(subset=f"{quantity}_{name}")
+        style: dict[str, Any] = {"color": color, "label": label, "marker": ".", "mew": 0, "ms": 3}
+        line = "none" if quantity == "loss" else "-"
+        drawn = rows[f"{quantity}_{name}"].clip(lower=equal)
+        axes.plot(rows["commit"], drawn, linestyle=line, linewidth=0.6, **style)
 
 
 def fairness(finished: Finished) -> Figure | None:

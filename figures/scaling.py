@@ -39,18 +39,12 @@ def scaling(finished: Finished) -> Figure:
     figure, (efficiency_axes, layer_axes) = look.new_figure(
         look.DOUBLE, 3.3, 2, width_ratios=(1.5, 1)
     )
-    for way, (color, line) in _LOOKS.items():
+    looks = {way: _LOOKS[way] for way in dict.fromkeys(summary["way"])}
+    for way, (color, line) in looks.items():
         rows = summary[summary["way"] == way].sort_values("nodes")
-        if rows.empty:
-            continue
-        efficiency_axes.plot(
-            rows["nodes"],
-            rows["efficiency"],
-            color=color,
-            linestyle=line,
-            linewidth=0.8,
-            label=f"{way}, without overheads",
-        )
+        style = {"color": color, "linestyle": line, "linewidth": 0.8}
+        label = f"{way}, without overheads"
+        efficiency_axes.plot(rows["nodes"], rows["efficiency"], label=label, **style)
     efficiency_axes.set_xscale("log", base=2)
     efficiency_axes.set_ylim(0, 1.05)
     nodes = set(summary["nodes"])
@@ -65,21 +59,11 @@ def scaling(finished: Finished) -> Figure:
     place = np.arange(len(names))
     whole = layers[(layers["nodes"] == largest) & (layers["way"] == "data parallel")]
     computing = whole.groupby(whole["layer"].str.partition(".")[0])["computing"].sum()[names] * 1e3
-    for way, (color, _) in _LOOKS.items():
+    for offset, (way, (color, _)) in zip((-0.2, 0.2), looks.items(), strict=False):
         rows = layers[(layers["nodes"] == largest) & (layers["way"] == way)]
-        if rows.empty:
-            continue
-        stage = rows["layer"].str.partition(".")[0]
-        spent = rows.groupby(stage)[["computing", "communicating"]].sum().loc[names] * 1e3
-        offset = -0.2 if way == "data parallel" else 0.2
-        layer_axes.plot(
-            spent["communicating"],
-            place + offset,
-            "D",
-            color=color,
-            markersize=3,
-            label=f"communicating, {way}",
-        )
+        spent = rows.groupby(rows["layer"].str.partition(".")[0])["communicating"].sum()[names]
+        style = {"color": color, "markersize": 3, "label": f"communicating, {way}"}
+        layer_axes.plot(1e3 * spent, place + offset, "D", **style)
     layer_axes.barh(place, computing, color="#d9d9d9", label="computing")
     layer_axes.set_xscale("log")
     layer_axes.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)

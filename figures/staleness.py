@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 
 from asyncsim import plots
 from asyncsim.base.console import counted, number_text, over_seeds
-from asyncsim.clusters.cluster_text import attack_text, parts
-from asyncsim.clusters.policy import asynchronous
+from asyncsim.clusters.cluster_text import describe
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import bins, curve_of, draw_curves, log_limits, trace_length
 from asyncsim.drawing.paper import drawer
@@ -42,6 +41,11 @@ class SharedTraces(NamedTuple):
         """Number of workers of the traces."""
         return self.traces[0].workers
 
+    @property
+    def cluster(self) -> str:
+        """Their cluster in words."""
+        return describe(self.traces[0].cluster)
+
 
 def staleness(finished: Finished) -> Figure:
     """Draw the histogram of the staleness with theory, a panel for each group of traces."""
@@ -50,8 +54,8 @@ def staleness(finished: Finished) -> Figure:
     for axes, timing in zip(panels, timings, strict=True):
         plots.staleness_histogram(axes, timing.traces)
         if len(timings) > 1:
-            layout.panel_title(axes, f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}")
-    setting = f"{_cluster(timings[0].traces[0])}; " if len(timings) == 1 else ""
+            layout.panel_title(axes, f"{_labels(timing.methods)}: {timing.cluster}")
+    setting = f"{timings[0].cluster}; " if len(timings) == 1 else ""
     layout.title(figure, f"staleness and its theory; {setting}{_seeds(finished, '')}")
     summaries = pd.DataFrame([trace.summary() for trace in timings[0].traces])
     mean, std = summaries[["staleness_mean", "staleness_std"]].mean()
@@ -92,13 +96,9 @@ def energy(finished: Finished) -> Figure:
     commits = trace_length(runs[timings[0].methods[0]])
     steps = commits / bins(commits, workers) / workers
     point_text = f"each point the median of {steps:.2g} worker step{'' if steps == 1 else 's'}"
-    policies = {timing.traces[0].policy for timing in _asynchronous(timings)}
-    # Several policies are named in the panels of the staleness histograms.
-    named = [str(policy) for policy in policies - {asynchronous()} if len(policies) == 1]
-    attack = attack_text(finished.config.get("attack"))
-    setting = [finished.config.get("problem", ""), counted(workers, "worker"), *named, *attack]
+    cluster = describe(timings[0].traces[0].cluster, finished.config.get("attack"))
     seeds = _seeds(finished, "mean and range of")
-    title = ["energies of methods", ", ".join(setting), seeds, point_text]
+    title = ["energies of methods", finished.config.get("problem", ""), cluster, seeds, point_text]
     layout.finish(figure, "; ".join(title), 2)
     return figure
 
@@ -119,7 +119,11 @@ def queue(finished: Finished) -> Figure:
         plots.timeline(timeline_axes, trace)
         plots.queue_length(queue_axes, trace)
         prefix = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
-        layout.title(row, f"{prefix}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
+        layout.title(
+            row,
+            f"{prefix}{timing.cluster}; seed\u00a0{trace.seed}",
+            look.DOUBLE,
+        )
     shares = timings[0].traces[0].summary()
     figure.set_label(
         f"Workers compute for {shares['computing_share']:.1%} of the time and wait at the server "
@@ -169,16 +173,6 @@ def _energy_ratios(commits: pd.DataFrame) -> np.ndarray:
 
 def _labels(methods: Sequence[str]) -> str:
     return ", ".join(appearance.label for appearance in look.looks(methods).values())
-
-
-def _cluster(trace: Trace) -> str:
-    """Describe the cluster, with line breaks allowed only between its parts and between listed
-    laws.
-    """
-    if trace.cluster is None:
-        return f"{counted(trace.workers, 'worker')}, {trace.protocol}"
-    glued = (part.replace(" ", "\u00a0") for part in parts(trace.cluster))
-    return ", ".join(part.replace("\u00a0+", " +").replace("\u00a0and", " and") for part in glued)
 
 
 draw = drawer("staleness", _COLUMNS, staleness=staleness, energy=energy, queue=queue)

@@ -13,7 +13,6 @@ method; the median of the turns and a line from the slowest to the fastest.
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from asyncsim.base.console import number_text
 from asyncsim.drawing import layout, look
@@ -69,28 +68,15 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     names = look.looks([name for name in dict.fromkeys(rows["method"]) if name])
     cases = list(dict.fromkeys(zip(rows["method"], rows["workers"], strict=True)))
     for name, (color, marker) in _MARKS.items():
-        contender_rows = rows[rows["contender"] == name]
-        places = [
-            cases.index(case)
-            for case in zip(contender_rows["method"], contender_rows["workers"], strict=True)
-        ]
+        of_contender = rows[rows["contender"] == name]
+        pairs = zip(of_contender["method"], of_contender["workers"], strict=True)
+        places = [cases.index(case) for case in pairs]
         if places:
-            axes.hlines(
-                places,
-                contender_rows["per_second_min"],
-                contender_rows["per_second_max"],
-                color=color,
-                linewidth=1,
-            )
-            axes.plot(
-                contender_rows["per_second"], places, marker, color=color, markersize=4, label=name
-            )
+            ends = of_contender["per_second_min"], of_contender["per_second_max"]
+            axes.hlines(places, *ends, color=color, linewidth=1)
+            median = of_contender["per_second"]
+            axes.plot(median, places, marker, color=color, markersize=4, label=name)
     axes.set_xscale("log")
-    axes.set_xlim(rows["per_second_min"].min() / 1.6, rows["per_second_max"].max() * 1.6)
-    wide = rows["per_second_max"].max() > 30 * rows["per_second_min"].min()
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(len(cases) - 0.4, -0.6)
     labels = [
         f"{names[method].label}, {count:,}" if method else f"{count:,}" for method, count in cases

@@ -27,7 +27,7 @@ from scipy.optimize import brentq, minimize
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError, require_count, require_nonnegative
-from asyncsim.base.files import read_rows
+from asyncsim.base.files import read_table
 from asyncsim.base.units import BYTES, RATES, SECONDS, SPEEDS, positive, quantity
 from asyncsim.clusters.collectives import (
     NETWORKS,
@@ -158,7 +158,7 @@ def run(config: Config) -> pd.DataFrame:
     ways = ("data parallel", "hybrid") if config.bucket is None else ("data parallel",)
     with folder_of("scaling", config) as folder:
         tables = [layer_table(config, layers, nodes, way) for way in ways for nodes in config.nodes]
-        summary = pd.DataFrame([_iteration(config, table) for table in tables])
+        summary = iterations(config, pd.concat(tables, ignore_index=True))
         tables_of_study = {
             LAYERS: pd.concat(tables, ignore_index=True),
             results.SUMMARY: summary,
@@ -187,40 +187,30 @@ def read_layers(file: Path) -> tuple[Layer, ...]:
         The file cannot be read, lacks a column, or has a row without a number.
     """
     try:
-        rows = read_rows(file)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        table = read_table(file)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no table of text"
         raise InputError(
             f"layers = {str(file)!r}: cannot be read ({why}); give a CSV file"
         ) from None
-    missing = {"layer", "parameters", "operations"} - set(rows[0] if rows else ())
-    if missing:
+    numbers = ["parameters", "operations", "activations"]
+    if missing := {"layer", *numbers[:2]} - set(table):
         raise InputError(
             f"layers = {str(file)!r}: lacks the column{'s' * (len(missing) > 1)} "
             f"{', '.join(sorted(missing))}; give layer, parameters, operations"
         )
-    layers = []
-    for number, row in enumerate(rows, start=2):
-        values = []
-        for column in ("parameters", "operations", "activations"):
-            text = row.get(column) or "0"
-            try:
-                value = float(text)
-            except ValueError:
-                value = math.nan
-            if not 0 <= value < math.inf:
-                raise InputError(
-                    f"layers = {str(file)!r}: {column} in line {number} is {text!r}; give a "
-                    "number from zero on"
-                )
-            values.append(value)
-        layers.append(Layer(row["layer"], *values))
-    totals = [sum(values) for values in zip(*(layer[1:3] for layer in layers), strict=True)]
-    if not all(totals):
+    texts = table.reindex(columns=numbers).fillna(0)
+    values = texts.apply(pd.to_numeric, errors="coerce")
+    for line, column in np.argwhere(~((values >= 0) & np.isfinite(values)).to_numpy())[:1]:
+        raise InputError(
+            f"layers = {str(file)!r}: {numbers[column]} in line {line + 2} is "
+            f"{texts.iloc[line, column]!r}; give a number from zero on"
+        )
+    if not values[numbers[:2]].sum().all():
         raise InputError(
             f"layers = {str(file)!r}: no layer has parameters, or none has operations; give both"
         )
-    return tuple(layers)
+    return tuple(map(Layer, table["layer"], *(values[name] for name in numbers)))
 
 
 def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> pd.DataFrame:
@@ -270,25 +260,18 @@ def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str)
     )
 
 
-def _iteration(config: Config, table: pd.DataFrame) -> dict[str, object]:
-    """Summarize the layers of one cluster in a row."""
-    computing, bubble, nodes = (
-        table["computing"].sum(),
-        table["bubble"].sum(),
-        int(table["nodes"].iloc[0]),
+def iterations(config: Config, layers: pd.DataFrame) -> pd.DataFrame:
+    """Summarize the layers of each cluster in a row."""
+    sums = ["computing", "communicating", "bytes", "bubble"]
+    clusters = layers.groupby(["nodes", "way"], sort=False)[sums]
+    rows = clusters.agg(lambda values: values.sum()).reset_index()
+    seconds = rows["computing"] + rows["bubble"]
+    efficiency = rows["computing"] / seconds
+    return rows.assign(
+        efficiency=efficiency,
+        speed_up=rows["nodes"] * efficiency,
+        examples_per_second=rows["nodes"] * config.examples / seconds,
     )
-    efficiency = computing / (computing + bubble)
-    return {
-        "nodes": nodes,
-        "way": table["way"].iloc[0],
-        "computing": computing,
-        "communicating": table["communicating"].sum(),
-        "bytes": table["bytes"].sum(),
-        "bubble": bubble,
-        "efficiency": efficiency,
-        "speed_up": nodes * efficiency,
-        "examples_per_second": nodes * config.examples / (computing + bubble),
-    }
 
 
 def explanations() -> pd.DataFrame:
@@ -298,30 +281,22 @@ def explanations() -> pd.DataFrame:
     An overhead is relative to a node's computing time. Columns: ``overhead`` (its growth),
     ``constant`` (fitted), ``nodes``, ``speed_up`` (at 64 nodes the published one by construction).
     """
-    fitted, speed_up = _FITTED
-    growths: dict[str, Callable[[int], float]] = {
-        "bandwidth: constant": lambda count: 1.0,
-        "latency of a tree: c log2 N": math.log2,
-        "latency of a ring: c (N - 1)": lambda count: count - 1.0,
-        "activations of one group: c N": float,
+    slowdowns: dict[str, Callable[[float, int], float]] = {
+        "bandwidth: constant": lambda c, nodes: 1 + c,
+        "latency of a tree: c log2 N": lambda c, nodes: 1 + c * math.log2(nodes),
+        "latency of a ring: c (N - 1)": lambda c, nodes: 1 + c * (nodes - 1),
+        "activations of one group: c N": lambda c, nodes: 1 + c * nodes,
+        "slowest at the barrier: gamma of cv c": lambda c, nodes: barrier_time(
+            Gamma(1.0, c), nodes
+        ),
     }
-    overhead, rows = fitted / speed_up - 1, []
-    for name, growth in growths.items():
-        constant = overhead / growth(fitted)
+    fitted, speed_up = _FITTED
+    rows = []
+    for name, slowdown in slowdowns.items():
+        constant = brentq(lambda c, f=slowdown: f(c, fitted) - fitted / speed_up, 0.001, 1.0)
         rows += [
-            (name, constant, count, count / (1 + constant * growth(count)))
-            for count in _IMPLIED_NODES
+            (name, constant, nodes, nodes / slowdown(constant, nodes)) for nodes in _IMPLIED_NODES
         ]
-
-    def straggling(cv: float, count: int) -> float:
-        return barrier_time(Gamma(1.0, cv), count)
-
-    constant = brentq(lambda cv: straggling(cv, fitted) - 1 - overhead, 0.001, 1.0)
-    stragglers = "slowest at the barrier: gamma of cv c"
-    rows += [
-        (stragglers, constant, count, count / straggling(constant, count))
-        for count in _IMPLIED_NODES
-    ]
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
 
 

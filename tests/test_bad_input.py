@@ -85,14 +85,7 @@ tensors --effective-batch 16 --batch-size 4 | not both
 momentum --workers 1 2 | workers = 1
 momentum --seeds 2 | seeds = 2: must be at least 3
 momentum --step 2 | step = 2.0: must be below the fewest workers, 2
-momentum --problem mnist | problem = 'mnist'
-momentum --protocol write_then_read | protocol = 'write_then_read'
-momentum --policy buffered(2) | policy = 'buffered(2)'
-momentum --learning-rate 0.7 | learning_rate = 0.7: follows from step
-momentum --optimizer adam --window 2 | optimizer = 'adam': with a window above one
-momentum --methods aeasgd | workers of 'aeasgd' do not read every version of the central variable
-momentum --methods dana_zero | workers of 'dana_zero' do not read every version
-momentum --methods softsync | workers of 'softsync' do not read every version
+momentum --methods aeasgd | --methods
 momentum --compute nonsense(1) | nonsense
 momentum --compute constant(1) constant(1) | compute = constant(1), constant(1): one comes twice; give each
 windows --window 5 5 | window = 5, 5: one comes twice

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Run, methods, problems, simulate, study
-from asyncsim.study import finished, sweep
+from asyncsim.study import finished
 
 energy, tensors, momentum = (study.load(name) for name in ("energy", "tensors", "momentum"))
 QUICK = {"steps": 6, "seeds": 1, "diagnose_every": 2}
@@ -133,17 +133,16 @@ def test_estimate_has_no_bias_and_a_true_error():
 @pytest.mark.parametrize("window", [1, 3])
 def test_paths_are_those_of_the_formula(window):
     """Each commit moves by what the worker's plain local steps make of what it read."""
-    config = momentum.Config(
-        workers=(3,), seeds=3, steps=4, window=window, problem=momentum.revealing_quadratic()
-    )
-    (cell,) = sweep.sweep(config, [{"workers": 3, "learning_rate": 0.2}])
-    paths = momentum.central_paths(cell, methods.downpour(0.2), steps=4)
+    config = momentum.Config(workers=(3,), seeds=3, steps=4, window=(window,))
+    (cluster,) = config.clusters()[:1]
+    rate, problem = config.learning_rate(cluster), momentum.revealing_quadratic()
+    paths = momentum.central_paths(config, problem, cluster, methods.downpour(rate))
     assert paths.values.shape == (3, 13)
     for seed, path in enumerate(paths.values):
-        trace = simulate(cell.cluster, 4 * 3 + 20 * 3, seed)
+        trace = simulate(cluster, 4 * 3 + 20 * 3, seed)
         expected = [1.0]
         for read in trace.frame["read_version"][:12]:
-            expected.append(expected[-1] - (1 - 0.8**window) * expected[read])
+            expected.append(expected[-1] - (1 - (1 - rate) ** window) * expected[read])
         np.testing.assert_allclose(path, expected, rtol=1e-12)
 
 

@@ -92,12 +92,17 @@ def finish(
 
 
 def alone(figure: Figure, text: str) -> list[str]:
-    """Keep the panel with a text in its title or along its vertical axis, for a column of a paper:
-    without titles, at most `_COLUMN_HEIGHT` inches high.
+    """Keep the panel with a text in its title or along its axes, for a column of a paper: without
+    titles, at most `_COLUMN_HEIGHT` inches high.
 
     Returns the words of all panels if none has the text.
     """
-    words = {axes: f"{axes.get_title('left')} {axes.get_ylabel()}".strip() for axes in figure.axes}
+    words = {
+        axes: ", ".join(
+            filter(None, (axes.get_title("left"), axes.get_ylabel(), axes.get_xlabel()))
+        )
+        for axes in figure.axes
+    }
     panel = next((axes for axes in words if text.casefold() in words[axes].casefold()), None)
     if panel is None or figure.subfigs:
         return list(words.values())

@@ -108,6 +108,11 @@ class Look(NamedTuple):
         return dict(zip(fields, self, strict=True))
 
 
+#: Lines beside matplotlib's own four: lengths of dashes and gaps.
+DASH_DOTS, DASH_DOT = (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1, 1, 1))
+LONG, LONG_SHORT = (0, (8, 2)), (0, (6, 1, 2, 1))
+DENSE, SPARSE = (0, (1, 1)), (0, (4, 2, 1, 2))
+
 #: Looks of methods by name; `looks` assigns the rest. A family shares a colour, its members differ
 #: in lines. In a figure with several of a family, `looks` gives all but the first another colour.
 METHOD_LOOKS = {
@@ -117,8 +122,8 @@ METHOD_LOOKS = {
     "downpour": Look(VERMILLION, "--", "DOWNPOUR"),
     "fedasync": Look(VERMILLION, "-.", "FedAsync"),
     "fedbuff": Look(VERMILLION, ":", "FedBuff"),
-    "qsgd": Look(VERMILLION, (0, (5, 1, 1, 1, 1, 1)), "QSGD"),
-    "mem_sgd": Look(VERMILLION, (0, (3, 1, 1, 1)), "Mem-SGD"),
+    "qsgd": Look(VERMILLION, DASH_DOTS, "QSGD"),
+    "mem_sgd": Look(VERMILLION, DASH_DOT, "Mem-SGD"),
     "hogwild": Look(VERMILLION, "-", "Hogwild"),
     "adaptive_staleness": Look(GREEN, "-.", "adaptive staleness"),
     "damping": Look(GREEN, "--", "damping"),
@@ -134,36 +139,36 @@ METHOD_LOOKS = {
     "dana_zero": Look(SKY, "-.", "DANA-Zero"),
     "dc_asgd": Look(SKY, "-", "DC-ASGD"),
     "gap_aware": Look(SKY, "--", "Gap-Aware"),
-    "async_nesterov": Look(PURPLE, (0, (8, 2)), "AsyncPP"),
-    "weight_prediction": Look(VERMILLION, (0, (8, 2)), "weight prediction"),
-    "diloco": Look(BLUE, (0, (5, 1, 1, 1, 1, 1)), "DiLoCo"),
-    "streaming_diloco": Look(BLUE, (0, (1, 1)), "Streaming DiLoCo"),
-    "decoupled_diloco": Look(BLUE, (0, (6, 1, 2, 1)), "Decoupled DiLoCo"),
-    "server_optimizer": Look(SKY, (0, (4, 2, 1, 2)), "server optimizer"),
-    "malenia": Look(BLACK, (0, (4, 2, 1, 2)), "Malenia"),
-    "ia2sgd": Look(GREY, (0, (4, 2, 1, 2)), "IA2SGD"),
+    "async_nesterov": Look(PURPLE, LONG, "AsyncPP"),
+    "weight_prediction": Look(VERMILLION, LONG, "weight prediction"),
+    "diloco": Look(BLUE, DASH_DOTS, "DiLoCo"),
+    "streaming_diloco": Look(BLUE, DENSE, "Streaming DiLoCo"),
+    "decoupled_diloco": Look(BLUE, LONG_SHORT, "Decoupled DiLoCo"),
+    "server_optimizer": Look(SKY, SPARSE, "server optimizer"),
+    "malenia": Look(BLACK, SPARSE, "Malenia"),
+    "ia2sgd": Look(GREY, SPARSE, "IA2SGD"),
     "rescaled_asgd": Look(GREY, "-.", "Rescaled ASGD"),
     "ringleader": Look(GREY, "-", "Ringleader"),
     "lsgd": Look(GREY, "--", "LSGD"),
     "lgd": Look(GREY, ":", "LGD"),
     "batch_sgd": Look(BLACK, "-", "batch SGD"),
-    "averaging": Look(BLACK, (0, (5, 1, 1, 1, 1, 1)), "model averaging"),
-    "mindflayer": Look(BLACK, (0, (1, 1)), "MindFlayer"),
+    "averaging": Look(BLACK, DASH_DOTS, "model averaging"),
+    "mindflayer": Look(BLACK, DENSE, "MindFlayer"),
     "rennala": Look(BLACK, "--", "Rennala"),
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),
-    "ringmaster_lmo": Look(VERMILLION, (0, (6, 1, 2, 1)), "Ringmaster Muon"),
+    "ringmaster_lmo": Look(VERMILLION, LONG_SHORT, "Ringmaster Muon"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),
-    "basgd": Look(BLUE, (0, (4, 2, 1, 2)), "BASGD"),
-    "kardam": Look(VERMILLION, (0, (4, 2, 1, 2)), "Kardam"),
-    "zeno_pp": Look(GREEN, (0, (4, 2, 1, 2)), "Zeno++"),
-    "parle": Look(GREEN, (0, (6, 1, 2, 1)), "Parle"),
-    "entropy_sgd": Look(GREEN, (0, (1, 1)), "Entropy-SGD"),
+    "basgd": Look(BLUE, SPARSE, "BASGD"),
+    "kardam": Look(VERMILLION, SPARSE, "Kardam"),
+    "zeno_pp": Look(GREEN, SPARSE, "Zeno++"),
+    "parle": Look(GREEN, LONG_SHORT, "Parle"),
+    "entropy_sgd": Look(GREEN, DENSE, "Entropy-SGD"),
     "dpsgd": Look(BLUE, "-.", "D-PSGD"),
-    "sgp": Look(GREEN, (0, (8, 2)), "SGP"),
+    "sgp": Look(GREEN, LONG, "SGP"),
     "osgp": Look(ORANGE, ":", "overlap SGP"),
     "adpsgd": Look(PURPLE, "-.", "AD-PSGD"),
-    "clipped_gossip": Look(VERMILLION, (0, (1, 1)), "ClippedGossip"),
-    "robust_gossip": Look(ORANGE, (0, (5, 1, 1, 1, 1, 1)), "robust gossip (BRIDGE)"),
+    "clipped_gossip": Look(VERMILLION, DENSE, "ClippedGossip"),
+    "robust_gossip": Look(ORANGE, DASH_DOTS, "robust gossip (BRIDGE)"),
 }
 _PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 #: Colours, lines and width of a user's own methods; beside them the others are thin.

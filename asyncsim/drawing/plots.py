@@ -25,11 +25,11 @@ from asyncsim.base.errors import (
 )
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
-    axis_along,
-    draw_curve,
+    draw_curves,
     evaluation_curve,
     loss_axis,
     runs_by_line,
+    scale_losses,
 )
 from asyncsim.drawing.layout import legend_inside, say_inside
 from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY, appearance
@@ -55,8 +55,6 @@ _DOING = {
     "served": "served",
     "away": "is away",
 }
-#: A band that reaches above this multiple of the means would flatten them, and is not drawn.
-_FLATTENING = 2.5
 #: A histogram shows all but this share of the commits at its far end.
 _TAIL = 0.003
 
@@ -121,16 +119,10 @@ def compare(
             for name, group in groups.items()
         }
         if measure.endswith("loss"):
-            scale, *limits = loss_axis(curves.values())
-            axes.set_yscale(scale)
-            axes.set_ylim(*limits)
-            if scale == "log":
-                look.plain_logs(axes.yaxis)
+            scale_losses(axes, *loss_axis(curves.values()))
         looks = look.looks(groups) if labels is None else look.category_looks(groups)
-        for name, line_look in looks.items():
-            draw_curve(axes, curves[name], line_look, against)
-        axes.set_xlim(0, None)
-        axis_along(axes, against)
+        words = {name: appearance.label for name, appearance in looks.items()}
+        draw_curves(axes, curves, words, against, looks=looks)
         axes.set_ylabel(axis_of(measure))
         layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
         problems = dict.fromkeys(
@@ -263,9 +255,8 @@ def queue_length(axes: Axes, trace: Trace) -> None:
     """Draw the number of visits at the server, waiting or in service, over time, with the theory's
     mean.
 
-    A long trace is drawn as means over short intervals, with a band from minimum to maximum unless
-    it would flatten the means. A prescribed trace has no server. With gossip, the messages in
-    flight.
+    A long trace is drawn as means over short intervals. A prescribed trace has no server. With
+    gossip, the messages in flight.
     """
     axes.set_xlabel(_time_label(trace))
     axes.set_ylabel("messages in flight" if trace.protocol == GOSSIP else "visits at the server")
@@ -283,8 +274,6 @@ def queue_length(axes: Axes, trace: Trace) -> None:
         return
     mean = float(in_system[:-1] @ np.diff(time)) / time[-1]
     top = _draw_steps(axes, time, in_system, _origin(trace), f"mean {number_text(mean)}")
-    if top < in_system.max():
-        axes.set_ylabel(f"{axes.get_ylabel()},\nmeans (up to {in_system.max()} at once)")
     expected = None if trace.cluster is None else queue_theory(trace.cluster)
     if expected is not None:
         bound = "" if expected.exact else "at least "
@@ -379,9 +368,8 @@ def _draw_steps(
     axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str, label: str
 ) -> float:
     """Draw a step function, a long one as means over intervals; return the largest value drawn."""
-    most_of_all = f", most {in_system.max()}"
+    label += f", most {in_system.max()}"
     if len(time) <= 2 * _BINS:
-        label += most_of_all
         axes.step(
             time, in_system, where="post", color=BLUE, linewidth=0.8, label=f"{origin}: {label}"
         )
@@ -389,25 +377,9 @@ def _draw_steps(
     edges = np.linspace(0.0, time[-1], _BINS + 1)
     area = np.concatenate([[0.0], np.cumsum(in_system[:-1] * np.diff(time))])
     means = np.diff(np.interp(edges, time, area)) / np.diff(edges)
-    # Within an interval the function takes its value at the left edge, and the values of later
-    # steps.
-    points = np.unique(np.concatenate([time, edges]))
-    values = in_system[np.searchsorted(time, points, side="right") - 1]
-    first = np.searchsorted(points, edges[:-1])
-    lowest, highest = np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)
-    interval = f"{edges[1]:.2g} s"
-    drawn = highest.max() <= _FLATTENING * means.max()
-    if drawn:
-        style: dict[str, Any] = {
-            "color": BLUE,
-            "alpha": 0.2,
-            "linewidth": 0,
-            "label": f"least to most within {interval}",
-        }
-        axes.stairs(highest, edges, baseline=lowest, fill=True, **style)
-    label = f"{origin}, means over {interval}: {label}{most_of_all if drawn else ''}"
+    label = f"{origin}, means over {edges[1]:.2g} s: {label}"
     axes.plot((edges[1:] + edges[:-1]) / 2, means, color=BLUE, linewidth=0.8, label=label)
-    return float(highest.max() if drawn else means.max())
+    return float(means.max())
 
 
 def _timeline_workers(trace: Trace, workers: int | Iterable[int]) -> list[int]:

@@ -6,6 +6,7 @@ streams. Cells of one cluster share their traces.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import warnings
@@ -337,43 +338,18 @@ class CellRun(NamedTuple):
 
     def job(self) -> Job:
         """Return the job that computes it."""
-        cell, config, method = self.cell, self.cell.config, self.method
+        cell, method = self.cell, self.method
         # Worker steps of the study's cluster, in steps of this trace: of equal gradients, or of
         # equal time.
         share = (
             1 if cell.seconds is not None else max(1, cell.cluster.workers // self.cluster.workers)
         )
-        options: dict[str, Any] = {
-            "precision": config.precision,
-            "evaluate_every": None
-            if config.evaluate_every is None
-            else config.evaluate_every * share,
-            "attack": config.attack,
-        }
-        if cell.goal is not None and config.evaluate_every is not None:
-            options["evaluate_until"] = cell.goal.is_met_at
-        looks_every = config.diagnose_every * share
-        looks = (
-            looks_every,
-            looks_every if config.diagnose_energy else 0,
-            config.momentum,
-            config.animate,
-            config.directions_every * share,
-        )
+        on_trace = self.cluster, self.commits, self.seed, method, cell.problem
         return Job(
             f"{_values(cell)}{method.name}, seed {self.seed}",
             self.folder,
             _replayed,
-            (
-                self.cluster,
-                self.commits,
-                self.seed,
-                method,
-                cell.problem,
-                looks,
-                options,
-                config.device,
-            ),
+            (*on_trace, cell.config, share, cell.goal),
             self.keep,
             self.read,
             {**self.labels, **self.of_trace},
@@ -473,28 +449,40 @@ def _replayed(
     seed: int,
     method: Method,
     problem: Problem,
-    looks: tuple[int, int, float, bool, int],
-    options: dict[str, Any],
-    device: str,
+    config: StudyConfig,
+    share: int,
+    goal: Target | None,
 ) -> tuple[Run, Trace]:
-    """Return a run and its trace."""
-    diagnose_every, tensors_every, momentum, animate, directions_every = looks
-    is_split = cluster.server_count > 1  # then no recorder sees all parameters at one instant
-    record = [recorders.energy(momentum, tensors_every)]
-    if diagnose_every and not is_split:
-        record.append(recorders.diagnostics(diagnose_every))
-    if animate:
+    """Return a run and its trace; ``share``: steps of the trace for each worker step of the
+    config.
+    """
+    every, is_split = config.diagnose_every * share, cluster.server_count > 1
+    record = [recorders.energy(config.momentum, every if config.diagnose_energy else 0)]
+    if every and not is_split:  # else no recorder sees all parameters at one instant
+        record.append(recorders.diagnostics(every))
+    if config.animate:
         record.append(recorders.positions())
     if method.rounds is not None and not is_split:
         record.append(recorders.chosen())
-    with computing_device(device), warnings.catch_warnings():
+    evaluate_every = config.evaluate_every and config.evaluate_every * share
+    run = functools.partial(
+        replay,
+        problem=problem,
+        seed=seed,
+        precision=config.precision,
+        evaluate_every=evaluate_every,
+        evaluate_until=goal.is_met_at if goal is not None and evaluate_every else None,
+        attack=config.attack,
+    )
+    with computing_device(config.device), warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakAttackWarning)  # said before the first run
         trace = _trace(cluster, commits, seed)
-        if directions_every:
+        if config.directions_every:
             # A first replay finds the point to which the second measures the direction.
-            end = replay(trace, method, problem, seed=seed, record=record, **options).params
-            record.append(recorders.directions(problem, end, directions_every))
-        return replay(trace, method, problem, seed=seed, record=record, **options), trace
+            end = run(trace, method, record=record).params
+            directions = config.directions_every * share
+            record.append(recorders.directions(problem, end, directions))
+        return run(trace, method, record=record), trace
 
 
 @cached(maxsize=1)

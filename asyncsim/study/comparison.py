@@ -306,13 +306,12 @@ def chosen(
     one of each cell.
     """
     cases = [name for name in cases if name in cells[0].values]
-    places = [cell.folder for cell in trials]
     rates = [cell.values[_RATE] for cell in cells]
     settings = [str(_without(cell, _RATE, *cases)) for cell in cells]
-    folders = pd.Series([Path(folder).parent.name for folder in runs["run_folder"]], runs.index)
+    places = {cell.folder: place for place, cell in enumerate(trials)}
+    place_of = [places[Path(folder).parent.name] for folder in runs["run_folder"]]
     runs = runs.assign(
-        rate=folders.map(dict(zip(places, rates, strict=True))),
-        setting=folders.map(dict(zip(places, settings, strict=True))),
+        rate=[rates[place] for place in place_of], setting=[settings[place] for place in place_of]
     )
     order = grid(runs, ["setting", "method", "rate", *cases], (), measure)
     worst = order.drop_duplicates(["setting", "method", "rate"], keep="last")

@@ -125,20 +125,26 @@ class Finished(NamedTuple):
 
     def table(self, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
         """Read a table that the study wrote beside its summary."""
-        path, remedy = within(self.folder, name), self.remedy
-        try:
-            table = read_table(path)
-        except FileNotFoundError as error:
-            raise InputError(f"folder = {str(self.folder)!r}: no {name} there; {remedy}") from error
-        except InputError:  # a link, for example
-            raise
-        except (OSError, ValueError) as error:
-            raise InputError(f"{str(path)!r}: {_damage(error)}; {remedy}") from error
+        path = within(self.folder, name)
+        table = self.readable(name, lambda: read_table(path))
         missing = [column for column in columns if column not in table]
         if missing or table.empty:
             fault = f"lacks {', '.join(missing)}" if missing else "has no rows"
-            raise InputError(f"{str(path)!r}: {fault}; {remedy}")
+            raise InputError(f"{str(path)!r}: {fault}; {self.remedy}")
         return table
+
+    def readable(self, name: str, read: "Callable[[], pd.DataFrame]") -> "pd.DataFrame":
+        """Read a table; raise InputError with the reason and the remedy if that is impossible."""
+        try:
+            return read()
+        except InputError:  # a link, for example
+            raise
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no table of text"
+            raise InputError(
+                f"folder = {str(self.folder)!r}: its {name} cannot be read ({reason}); "
+                f"{self.remedy}"
+            ) from error
 
     def trace(self, trace_file: str) -> "Trace":
         """Load the trace of a row."""
@@ -167,13 +173,8 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
             f"asyncsim study {study} --out FOLDER"
         )
     finished = Finished(folder, config, None)
-    try:
-        finished = finished._replace(summary=read_summary(folder))
-    except InputError:  # a link, for example
-        raise
-    except (OSError, ValueError) as error:
-        fault = f"its {results.SUMMARY} {_damage(error)}; {finished.remedy}"
-        raise InputError(f"folder = {str(folder)!r}: {fault}") from error
+    summary = finished.readable(results.SUMMARY, lambda: read_summary(folder))
+    finished = finished._replace(summary=summary)
     if columns is not None and finished.summary.empty:
         fault = f"no run was finished: its {results.SUMMARY} has no row of one; {finished.remedy}"
         raise InputError(f"folder = {str(folder)!r}: {fault}")
@@ -209,17 +210,6 @@ def study_of(folder: Path) -> tuple[dict[str, Any], str]:
             "folder"
         )
     return config, config["study"]
-
-
-def _damage(error: Exception) -> str:
-    """Say why a table cannot be read."""
-    if isinstance(error, FileNotFoundError):
-        return "is missing"
-    if isinstance(error, OSError):
-        return f"cannot be read ({error.strerror})"
-    return (
-        "is empty" if type(error).__name__ == "EmptyDataError" else "is damaged: no table of text"
-    )
 
 
 def present(

@@ -1,7 +1,5 @@
 """The distribution of staleness in each cluster, and paths of the central variable."""
 
-from typing import Any
-
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -27,18 +25,21 @@ def staleness(results: Finished) -> Figure:
         for window, shade in look.shades(windows).items():
             rows = table[(table["workers"] == n) & (table["window"] == window)]
             axes.stairs(
-                rows["share"], np.append(rows["staleness"], len(rows)) - 0.5, color=shade.color
+                rows["share"],
+                np.append(rows["staleness"], len(rows)) - 0.5,
+                color=shade.color,
+                label=f"\u03bb = {window}",
             )
-        axes.axvline(n - 1, color=look.BLACK, linewidth=0.8, linestyle="--")
+        style = {"color": look.BLACK, "linewidth": 0.8, "linestyle": "--"}
+        axes.axvline(n - 1, label="n \u2212 1", **style)
         if n in modes.index:
             axes.plot(
                 modes[n],
                 0,
-                marker="^",
+                "^",
                 color=look.VERMILLION,
-                markersize=5,
+                label=f"published mode ({published.SOURCE})",
                 clip_on=False,
-                zorder=4,
             )
         axes.set_title(f"n = {n}")
         axes.set_xlabel("staleness (versions)")
@@ -46,22 +47,6 @@ def staleness(results: Finished) -> Figure:
         axes.set_ylim(0, None)
         layout.whole_ticks(axes.xaxis, 5)
     panels[0].set_ylabel("share of commits")
-    first_panel = panels[0]
-    handles = [
-        first_panel.plot([], [], color=s.color, label=f"\u03bb = {w}")[0]
-        for w, s in look.shades(windows).items()
-    ]
-    handles += first_panel.plot(
-        [], [], color=look.BLACK, linewidth=0.8, linestyle="--", label="n \u2212 1"
-    )
-    mark: dict[str, Any] = {
-        "marker": "^",
-        "linestyle": "none",
-        "color": look.VERMILLION,
-        "markersize": 5,
-    }
-    if modes.index.isin(counts).any():
-        handles += first_panel.plot([], [], label=f"published mode ({published.SOURCE})", **mark)
     config = results.config
     table = table.assign(mean=table["staleness"] * table["share"])
     means = table.groupby(["workers", "window"])["mean"].sum()
@@ -75,7 +60,7 @@ def staleness(results: Finished) -> Figure:
         f"{config.get('protocol')}"
     )
     about = f"staleness with n workers and windows of \u03bb local steps; {cluster}"
-    layout.finish(figure, about, 6, handles)
+    layout.finish(figure, about, 6)
     return figure
 
 

@@ -1,6 +1,5 @@
 """Accuracies and temporal efficiency over workers and windows, ours and published."""
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,11 +17,6 @@ from . import published
 from .tables import is_thesis, published_grid, setting
 
 _PARTS = {"train_accuracy": "training", "test_accuracy": "test"}
-#: Methods whose accuracy figures share one colour scale.
-_COMPARED = ("agn", "aeasgd")
-#: If most accuracies are above this, lower ones share a colour: a collapse would use up the colour
-#: scale.
-_LOWEST = 90.0
 #: Minimal half width of the colour scale of temporal efficiencies around one.
 _NEAREST = 0.01
 
@@ -32,21 +26,14 @@ def accuracy(results: Finished, method: str) -> Figure:
     published.
     """
     table = results.table("grid.csv")
-    compared = {
-        name: _accuracies(results, table, name)
-        for name in _COMPARED
-        if name in {method, *table["method"]}
-    }
-    values = _values(itertools.chain.from_iterable(maps.values() for maps in compared.values()))
-    lowest = float(np.nanmin(values))
-    norm = Normalize(
-        max(_LOWEST, lowest) if np.nanmedian(values) > _LOWEST else lowest, np.nanmax(values)
-    )
+    maps = _accuracies(results, table, method)
+    values = _values(maps.values())
+    norm = Normalize(np.nanmin(values), np.nanmax(values))
     name = look.looks([method])[method].label
     source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
     text = setting(results, f"{name}: accuracy at the end", *source)
-    figure = _maps(compared[method], norm, "viridis", "{:.2f}".format, text, "accuracy (%)")
-    part, accuracies = next(iter(compared[method].items()))
+    figure = _maps(maps, norm, "viridis", "{:.2f}".format, text, "accuracy (%)")
+    part, accuracies = next(iter(maps.items()))
     figure.set_label(
         f"{name}'s {part.partition(',')[0]} accuracy is {_cell(accuracies, accuracies.idxmax())}, "
         f"the highest, and {_cell(accuracies, accuracies.idxmin())}, the lowest (%)."
@@ -133,9 +120,6 @@ def _maps(
         axes.set_xlabel("window \u03bb")
         axes.set_ylabel("workers n")
         axes.set_title(title)
-    beyond = norm.vmin is not None and np.nanmin(_values(maps.values())) < norm.vmin
-    figure.colorbar(
-        panels[0].images[0], ax=panels, label=label, extend="min" if beyond else "neither"
-    )
+    figure.colorbar(panels[0].images[0], ax=panels, label=label)
     layout.title(figure, text)
     return figure

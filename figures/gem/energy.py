@@ -30,7 +30,7 @@ from .panels import (
 _LOWEST_RATIO = 1e-4
 _SHARES = {
     "clipped_low": ("clip binds at 0", look.PURPLE, "o", "-"),
-    "clipped_high": ("clip binds at {pi_max}", look.ORANGE, "s", "--"),
+    "clipped_high": ("clip binds at its upper end", look.ORANGE, "s", "--"),
     "opposite_sign": ("opposite signs of drift and update", look.GREEN, "^", "-."),
 }
 
@@ -150,15 +150,12 @@ def _weights(axes: Axes, results: Finished, appearance: look.Look) -> None:
 
 def _draw_shares(axes: Axes, results: Finished) -> None:
     """Draw the shares of GEM's weights where it cannot match the energies, if recorded."""
-    clipped_to = results.config.get("hyperparameters", {}).get("gem", {}).get("pi_max")
-    pi_max = "its upper end" if clipped_to is None else f"{clipped_to:g}"
     axes.set_title("where GEM cannot match")
     rows = results._replace(summary=results.rows(method="gem"))
     for quantity, (label, color, marker, line) in _SHARES.items():
         late = _late(rows, _diagnosed(quantity, None))
         if late["median"].notna().any():
-            text = label.format(pi_max=pi_max)
-            draw_band(axes, late, color, linestyle=line, marker=marker, ms=3, label=text)
+            draw_band(axes, late, color, linestyle=line, marker=marker, ms=3, label=label)
     if not axes.lines:
         layout.say_inside(axes, "no run of GEM")
         return

@@ -1,7 +1,7 @@
 """Figures 4 and 5: losses with a fixed effective batch, and over many data epochs."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -36,8 +36,6 @@ _EXAMPLES = {"digits": 1_437, "mnist": 60_000}
 #: The mean loss of the last minibatches before an evaluation, which includes dropout as figure 5
 #: does, and their number: a whole epoch deviates more from the published first point.
 _MINIBATCH, _RECENT = "minibatch_loss", 200
-#: Most panels of figure 5 side by side.
-_COLUMNS = 3
 _PARTS = {_MINIBATCH: ("minibatches", "-"), "test_loss": ("test", (0, (3, 1)))}
 #: The published names of figure 5's curves.
 _PUBLISHED_PARTS = {_MINIBATCH: "training", "test_loss": "validation"}
@@ -125,23 +123,15 @@ def generalization(results: Finished) -> Figure:
     """Draw training and test loss over the data epochs: figure 5. A row for each n, a column for
     each method.
     """
-    looks, counts = look.looks(methods_of(results)), values_of(results, "workers")
-    columns = min(len(looks), _COLUMNS)
-    rows_of_panels = -(-len(looks) * len(counts) // columns)
-    size = (look.DOUBLE, 2.1 * rows_of_panels + 0.5)
-    figure, panels = look.new_figure(*size, columns, rows_of_panels, sharey=True)
-    for axes in panels[len(looks) * len(counts) :]:
-        axes.remove()
-    panels = panels[: len(looks) * len(counts)]
+    looks = look.looks(methods_of(results))
+    panels_of = list(_methods_and_workers(results))
+    figure, panels = look.new_grid(len(panels_of), 2.1, 0.5, sharey=True)
     ends: dict[str, pd.Series] = {}
     unit, per_gradient = _epochs(results)
-    for axes, (n, name) in zip(panels, itertools.product(counts, looks), strict=True):
+    most = values_of(results, "workers")[-1]
+    for axes, (name, n, rows) in zip(panels, panels_of, strict=True):
         axes.set_xlabel(unit)
-        rows = results._replace(summary=results.rows(method=name, workers=n))
-        if rows.summary.empty:  # a study that was interrupted
-            layout.panel_title(axes, f"{looks[name].label}, {workers_label(n)}")
-            layout.say_inside(axes, "not run")
-            continue
+        axes.set_ylabel("loss")
         evaluated = _evaluated(rows)
         evaluated["epochs"] = evaluated["gradients"] * per_gradient
         # SGD has one worker, with as many gradients as the row's other methods.
@@ -152,7 +142,7 @@ def generalization(results: Finished) -> Figure:
             color = look.BLUE if column == _MINIBATCH else look.VERMILLION
             style = look.Look(color, line, label).style
             draw_ranges(axes, evaluated, "epochs", column, **style)
-            if column == "test_loss" and n == counts[-1]:
+            if column == "test_loss" and n == most:
                 last = evaluated[evaluated["epochs"] == evaluated["epochs"].max()]
                 ends[looks[name].label] = last[column].agg(["mean", "min", "max"])
             theirs = _published_epochs(results, name, column)
@@ -161,11 +151,8 @@ def generalization(results: Finished) -> Figure:
         axes.set_xlim(0, None)
         if unit == "gradients":
             layout.whole_ticks(axes.xaxis, "auto")
-    drawn = next(axes for axes in panels if axes.lines)
-    log_axis(drawn, [line.get_ydata() for axes in panels for line in axes.lines], "")
-    for axes in panels[::columns]:
-        axes.set_ylabel("loss")
-    where = f"with the gradients of {counted(counts[-1], 'worker')}"
+    log_axis(panels[0], [line.get_ydata() for axes in panels for line in axes.lines], "loss")
+    where = f"with the gradients of {counted(most, 'worker')}"
     figure.set_label(findings.best(pd.DataFrame(ends).T, "test loss at the end", where))
     finish(figure, setting(results, "minibatch and test loss"))
     return figure
@@ -177,10 +164,7 @@ def measure_generalization(results: Finished) -> list[Deviation]:
     """
     deviations = []
     _, per_gradient = _epochs(results)
-    for name, n in itertools.product(methods_of(results), values_of(results, "workers")):
-        rows = results._replace(summary=results.rows(method=name, workers=n))
-        if rows.summary.empty:  # a study that was interrupted
-            continue
+    for name, n, rows in _methods_and_workers(results):
         for column in _PARTS:
             ours = _evaluated(rows).groupby("gradients")[column].mean().dropna()
             epochs = ours.index * per_gradient
@@ -194,6 +178,14 @@ def measure_generalization(results: Finished) -> list[Deviation]:
             series = f"{_EPOCHS[name]} {_PUBLISHED_PARTS[column]}"
             deviations.append(curve_row("5", series, f"workers={n}", off, np.nan, rows.summary))
     return deviations
+
+
+def _methods_and_workers(results: Finished) -> Iterator[tuple[str, int, Finished]]:
+    """Yield each number of workers and each method that was run with it, with their results."""
+    for n, name in itertools.product(values_of(results, "workers"), methods_of(results)):
+        rows = results._replace(summary=results.rows(method=name, workers=n))
+        if len(rows.summary):
+            yield name, n, rows
 
 
 def _evaluated(results: Finished) -> pd.DataFrame:

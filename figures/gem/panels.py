@@ -22,6 +22,7 @@ from asyncsim.drawing.curves import (
     curve_of,
     diagnostic_curve,
     draw_curve,
+    log_limits,
     trace_length,
 )
 from asyncsim.replays.run import Run
@@ -229,17 +230,14 @@ def log_axis(
     """Make the vertical axis logarithmic, with room for these curves (or tables of points) up to
     ``limit``.
     """
-    means = [
-        curve.mean if isinstance(curve, Curve) else np.asarray(curve, np.float64)
-        for curve in curves
-    ]
-    values = np.concatenate([np.ravel(mean) for mean in means] or [np.ones(1)])
+    means = [curve.mean if isinstance(curve, Curve) else curve for curve in curves]
+    values = np.concatenate([np.ravel(np.asarray(mean, np.float64)) for mean in means] or [[]])
     values = values[np.isfinite(values) & (values > 0)]
-    if not len(values):
-        values = np.ones(1)
-    top = values.max() if limit is None else min(values.max(), limit)
+    low, high = log_limits((), values if len(values) else (1.0,), 1.25)
+    if limit is not None:
+        low, high = min(low, limit / 1.25), min(high, 1.25 * limit)
     axes.set_yscale("log")
-    axes.set_ylim(min(values.min(), top) / 1.25, top * 1.25)
+    axes.set_ylim(low, high)
     axes.set_ylabel(label)
 
 

@@ -21,8 +21,6 @@ _LOOKS = {
     "lowest_rank": ("s", look.Look(look.PURPLE, "--", "lowest rank first")),
     "random": ("^", look.Look(look.ORANGE, ":", "random order")),
 }
-#: Above this multiple of the median, a mean staleness would flatten all others on a linear axis.
-_FAR = 10
 
 
 def ranks(results: Finished) -> Figure | None:
@@ -47,10 +45,6 @@ def ranks(results: Finished) -> Figure | None:
         layout.whole_ticks(axes.xaxis)
         axes.set_ylabel(label)
     share.axhline(1, color=look.GREY, linewidth=0.5, zorder=0)
-    means = table["staleness_mean"].dropna()
-    if means.max() > _FAR * means.median() > 0:  # a worker that was served once, after a long wait
-        staleness.set_yscale("log")
-        staleness.set_ylim(max(0.5, means.min() / 1.3), 1.3 * means.max())
     shares = table.groupby(["discipline", "worker"])["share"].mean().unstack()
     texts = [
         f"{number_text(of_rank.max())} and {number_text(of_rank.min())} times the mean number of "
