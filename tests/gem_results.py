@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 from asyncsim import Run
+from asyncsim.study import load
+from asyncsim.study.outcome import late_energy_ratio
 
 TENSORS = ("conv_1", "conv_1_bias", "dense", "dense_bias")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -126,18 +128,38 @@ def _diagnostics(commits, method, n, every):
     return pd.DataFrame(rows, columns=columns)
 
 
+def late_pi(run: Run) -> float:
+    """The mean of the recorded medians of pi in the last tenth."""
+    table = run.diagnostics
+    medians = table[
+        (table["quantity"] == "pi") & (table["quantile"] == 0.5) & (table["tensor"] == "")
+    ]
+    late = min(0.9 * run.config["commits"], medians["commit"].max())
+    return float(medians.loc[medians["commit"] >= late, "value"].mean())
+
+
 def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **problem_config):
     """Write runs and a summary; each cell is ``(values, method, arguments of make_run)``, for each
     of the seeds.
     """
-    rows = []
+    rows, measured = [], []
+    tables = dict(tables or {})
     for index, (values, method, arguments) in enumerate(cells):
         n = values["workers"]
         for seed in range(seeds):
             run = make_run(method, n, seed=seed, **arguments)
             path = run.save(folder / "runs" / f"{index}" / f"{method}-seed{seed}")
+            if study == "energy" or (study == "tensors" and method in WITH_PI):
+                module = load(study)
+                table = module.compliance(run) if study == "energy" else module.medians(run)
+                measured.append(table.assign(workers=n, method=method, seed=seed))
             last = run.commits.tail(max(1, round(0.1 * run.config["commits"])))
-            ended = {"final_loss": last["loss"].mean(), "test_accuracy": 0.99}
+            ended = {
+                "final_loss": last["loss"].mean(),
+                "test_accuracy": 0.99,
+                "median_pi": late_pi(run),
+                "energy_ratio": late_energy_ratio(run.commits, run.config["commits"]),
+            }
             if run.diverged_at is not None:
                 ended = dict.fromkeys(ended, np.nan)
             rows.append(
@@ -159,7 +181,10 @@ def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **
         "problem_config": {"batch_size": 32, **problem_config},
     }
     (folder / "config.json").write_text(json.dumps(config))
-    for name, table in (tables or {}).items():
+    if measured:
+        name = "compliance.csv" if study == "energy" else "tensors.csv"
+        tables[name] = pd.concat(measured)
+    for name, table in tables.items():
         table.to_csv(folder / name, index=False)
     return folder
 

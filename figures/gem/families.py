@@ -13,10 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
-from asyncsim.drawing.curves import Curve, trace_length
-from asyncsim.replays.run import Run
+from asyncsim.drawing.curves import Curve
 from asyncsim.study.finished import Finished
-from asyncsim.study.outcome import FINAL_SHARE
 
 from . import published
 from .panels import (
@@ -201,16 +199,9 @@ def _factor_deviations(results: Finished, figure: str, shown: Family) -> Iterato
         theirs = published.end_value(figure, series)
         if np.isnan(theirs):
             continue
-        ours = float(np.mean([_end_factor(run) for run in rows.runs()]))
+        ours = float(rows.summary["median_pi"].mean())
         off = abs(ours - theirs)
         values = ("median pi, last tenth", ours, theirs, off, off / theirs)
         accepted = np.maximum(bar, relative_bar * theirs)
         diverged = diverged_of(rows.summary)
         yield Deviation(figure, series, rate_text(results), *values, accepted, diverged)
-
-
-def _end_factor(run: Run) -> float:
-    table = run.diagnostics
-    of_all = (table["quantity"] == "pi") & (table["tensor"] == "") & (table["quantile"] == 0.5)
-    is_late = table["commit"] >= (1 - FINAL_SHARE) * trace_length([run])
-    return float(table.loc[of_all & is_late, "value"].mean())

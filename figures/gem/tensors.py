@@ -14,13 +14,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
 
-from .panels import (
-    chosen,
-    finish,
-    methods_of,
-    setting,
-    values_of,
-)
+from .panels import finish, setting
 
 #: Columns of a map.
 _COLUMNS = 120
@@ -30,20 +24,16 @@ def heat_map(results: Finished, place: int) -> Figure:
     """Draw a map for each method with a pi, at the ``place``-th number of workers; all share one
     colour scale.
     """
-    counts = values_of(results, "workers")
+    table = results.table("tensors.csv")
+    counts = sorted(table["workers"].unique())
     if place >= len(counts):
         raise InputError(
             f"folder = {str(results.folder)!r}: results of workers {', '.join(map(str, counts))} "
-            "only; "
-            "run the study with two numbers of workers"
+            "only; run the study with two numbers of workers"
         )
-    maps = {n: _maps(chosen(results, workers=n)) for n in counts}
-    highest = max(
-        float(np.nanquantile(medians, 0.98))
-        for of_methods in maps.values()
-        for medians in of_methods.values()
-    )
-    by_method = maps[counts[place]]
+    maps = {key: _medians(rows) for key, rows in table.groupby(["workers", "method"], sort=False)}
+    highest = max(float(np.nanquantile(medians, 0.98)) for medians in maps.values())
+    by_method = {method: maps[n, method] for n, method in maps if n == counts[place]}
     looks = look.looks(by_method)
     heights = [0.17 * len(medians) for medians in by_method.values()]
     size = (look.DOUBLE, 1.3 + sum(heights) + 0.4 * (len(by_method) - 1))
@@ -94,33 +84,13 @@ def _draw_map(axes: Axes, medians: pd.DataFrame, highest: float) -> Any:
     return image
 
 
-def _maps(results: Finished) -> dict[str, pd.DataFrame]:
-    """Return the medians of each method with a pi; raise InputError if there is none."""
-    maps = {name: _medians(chosen(results, method=name)) for name in methods_of(results)}
-    available = {name: medians for name, medians in maps.items() if medians is not None}
-    if not available:
-        raise InputError(
-            f"folder = {str(results.folder)!r}: no medians of tensors were recorded; run the study "
-            "with a method that "
-            "has a pi, and --diagnose-every 2"
-        )
-    return available
-
-
-def _medians(results: Finished) -> pd.DataFrame | None:
-    """Average the median factor over the seeds, tensors by intervals of commits; None if not
-    recorded.
-    """
-    runs = results.runs()
-    table = pd.concat([run.diagnostics for run in runs])
-    table = table[(table["quantity"] == "pi") & (table["tensor"] != "")]
-    if table.empty:
-        return None
-    commits = max(int(run.config["commits"]) for run in runs)
+def _medians(rows: pd.DataFrame) -> pd.DataFrame:
+    """Average the median factor over the seeds, tensors by intervals of commits."""
+    commits = rows["commit"].max() + 1
     # At most one column per recording: an empty column would be a gap.
-    edges = np.linspace(0, commits, min(_COLUMNS, table["commit"].nunique()) + 1)
-    place = np.clip(np.searchsorted(edges, table["commit"], side="right") - 1, 0, len(edges) - 2)
-    order = list(dict.fromkeys(table["tensor"]))
-    means = table.groupby(["tensor", edges[place]])["value"].mean().unstack().loc[order]
+    edges = np.linspace(0, commits, min(_COLUMNS, rows["commit"].nunique()) + 1)
+    place = np.clip(np.searchsorted(edges, rows["commit"], side="right") - 1, 0, len(edges) - 2)
+    order = list(dict.fromkeys(rows["tensor"]))
+    means = rows.groupby(["tensor", edges[place]])["pi_median"].mean().unstack().loc[order]
     means.attrs["commits"] = commits
     return means
