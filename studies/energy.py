@@ -10,33 +10,29 @@ how often. At paper scale 188 workers' epochs of MNIST, twice, for each seed: ab
 cores.
 """
 
-import numpy as np
-import pandas as pd
+from typing import Any
 
 from asyncsim.base.errors import InputError
 from asyncsim.replays.run import Run
-from asyncsim.study.cell import Cell
-from asyncsim.study.columns import titled
-from asyncsim.study.comparison import Comparison, Further, Results, final_loss
+from asyncsim.study.cell import Cell, CellRun
+from asyncsim.study.columns import Column
+from asyncsim.study.comparison import Comparison, final_loss
 from asyncsim.study.outcome import FINAL_SHARE, energy_ratios
 from asyncsim.study.sweep import ComparisonConfig, preset
+from asyncsim.traces.trace import Trace
 
-TABLES = ("compliance.csv", "energies.csv")
-#: Most points of a curve over time.
+#: Most points of the ratio over time.
 _POINTS = 100
 #: Worker steps until a momentum of 0.9 is near its final size, and all workers have read a new
 #: version.
 _BEGINNING = 10
-#: Explanation above the table.
-_LEGEND = f"""central over proxy energy, means over the seeds
+#: Explanation of the columns.
+_LEGEND = f"""central over proxy energy
 of the whole vector: median of the first {_BEGINNING} worker steps, highest later median of a \
 stretch, median of the last tenth
-of the weights: quartiles over the last tenth; shares of the weights where pi is clipped at 0 and \
-at its upper end, and where update and drift have opposite signs
-counted: commits before which the central variable has moved since the worker's read; a diverged \
-run until its end, except for its loss and its last median"""
-_QUARTILES = [f"weight_ratio_{quantile}" for quantile in (25, 50, 75)]
-_SHARES = ["clipped_low", "clipped_high", "opposite_sign"]
+of the weights, over the last tenth: quartiles; shares where pi is clipped at 0 and at its upper \
+end, and where update and drift have opposite signs"""
+_SHARES = ("clipped_low", "clipped_high", "opposite_sign")
 
 
 Config, SCALES = preset(
@@ -68,121 +64,42 @@ def diagnosed(config: ComparisonConfig, cells: list[Cell]) -> list[Cell]:
     return cells
 
 
-def compliance(run: Run) -> pd.DataFrame:
-    """Tabulate, for each diagnosed commit, its energies and the distribution of their ratio over
-    the weights.
+def compliance(job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:
+    """Return the energy ratio at the beginning of a run and at its highest later, and of the
+    weights in its last tenth.
 
-    ``energy_ratio``: of the whole vector. ``weight_ratio_05`` to ``weight_ratio_95``: quantiles
-    over the weights whose proxy has energy. ``potential_energy``: minus the learning rate times the
-    minibatch loss. Shares of all weights: where GEM's pi is clipped at 0 (``clipped_low``) and at
+    ``weight_ratio_05`` to ``weight_ratio_95``: quantiles of the ratio over the weights whose proxy
+    has energy. Shares of all weights: where GEM's pi is clipped at 0 (``clipped_low``) and at
     ``pi_max`` (``clipped_high``), both NaN for other methods, and where the update opposes the
-    previous movement (``opposite_sign``).
+    previous movement (``opposite_sign``). Medians over the commits.
     """
+    step = run.commits["commit"] / trace.workers
+    ratio, later = energy_ratios(run.commits), step >= _BEGINNING
+    width = max(1.0, run.config["commits"] / trace.workers / _POINTS)
     # The single tensor of a vector has no name either.
     totals = run.diagnostics[run.diagnostics["tensor"] == ""].drop_duplicates(
         ["commit", "quantity", "quantile"]
     )
-    ratios = totals[totals["quantity"] == "weight_energy_ratio"].pivot(
-        index="commit", columns="quantile", values="value"
-    )
-    shares = totals[totals["quantity"].isin(_SHARES)].pivot(
-        index="commit", columns="quantity", values="value"
-    )
-    table = energies(run).set_index("commit")
-    table = table.join(
-        ratios.rename(columns=lambda quantile: f"weight_ratio_{100 * quantile:02.0f}"), how="inner"
-    )
-    return table.join(shares.reindex(columns=_SHARES)).reset_index()
-
-
-def energies(run: Run) -> pd.DataFrame:
-    """Compute the energies of every commit, and their ratio."""
-    table = run.commits[
-        ["commit", "commit_time", "worker", "central_energy", "proxy_energy"]
-    ].copy()
-    table.insert(2, "worker_step", table["commit"] / run.config["workers"])
-    rate = run.config["hyperparameters"].get("learning_rate")
-    table["potential_energy"] = (
-        -rate * run.commits["loss"] if isinstance(rate, int | float) else np.nan
-    )
-    table["energy_ratio"] = _ratio(table)
-    return table
-
-
-def over_time(run: Run) -> pd.DataFrame:
-    """Compute medians of the energies and of their ratio over stretches of the run.
-
-    The ratio is `asyncsim.study.outcome.energy_ratios`, NaN without any movement of the central
-    variable. ``stable``: share of the commits with at most the proxy's energy (equation 12).
-    ``worker_step``: middle of the stretch.
-    """
-    table = energies(run)
-    steps = run.config["commits"] / run.config["workers"]
-    width = max(1.0, steps / _POINTS)
-    table["worker_step"] = (table["worker_step"] // width + 0.5) * width
-    # A commit without movement is stable, but must not lower the median ratio.
-    table["stable"] = table["energy_ratio"] <= 1
-    table["energy_ratio"] = energy_ratios(table)
-    groups = table.groupby("worker_step")
-    of_energies = [
-        "commit_time",
-        "central_energy",
-        "proxy_energy",
-        "potential_energy",
-        "energy_ratio",
-    ]
-    return groups[of_energies].median().join(groups["stable"].mean()).reset_index()
-
-
-def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the printed table from the summary, the compliance table and the curves."""
-    rows = []
-    for (method, workers), runs in summary.groupby(["method", "workers"], sort=False):
-        weights, curve = (
-            selection[(selection["method"] == method) & (selection["workers"] == workers)]
-            for selection in (table, curves)
-        )
-        last, moved = _last(weights), _last(weights[weights["central_energy"] > 0])
-        later = curve[curve["worker_step"] >= _BEGINNING]
-        rows.append(
-            {
-                "method": method,
-                "workers": workers,
-                "seeds": len(runs),
-                "diverged": (runs["status"] == "diverged").sum(),
-                "final_loss": runs["final_loss"].mean(),
-                "first_steps": curve[curve["worker_step"] < _BEGINNING]["energy_ratio"].median(),
-                "highest": later.groupby("seed")["energy_ratio"].max().mean(),
-                "last": runs["energy_ratio"].mean(),
-                **moved[_QUARTILES].mean(),
-                **last[_SHARES].mean(),
-            }
-        )
-    return titled(pd.DataFrame(rows))
-
-
-def _last(table: pd.DataFrame) -> pd.DataFrame:
-    """Select the last tenth of each seed's run; at least its last diagnosed commit."""
-    ends = table.groupby("seed")["worker_step"].transform("max")
-    return table[table["worker_step"] >= (1 - FINAL_SHARE) * ends]
-
-
-def by_workers(table: Results) -> Further:
-    """Tabulate the energies of the diagnosed commits, and over time."""
-    tables = table.finished.each_run(lambda run: [compliance(run), over_time(run)])
-    parts = [_LEGEND, report(table.finished.summary, *tables)]
-    return dict(zip(TABLES, tables, strict=True)), parts
-
-
-def _ratio(table: pd.DataFrame) -> pd.Series:
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return table["central_energy"] / table["proxy_energy"]
+    late = totals[totals["commit"] >= (1 - FINAL_SHARE) * totals["commit"].max()]
+    of_weights = late[late["quantity"] == "weight_energy_ratio"].groupby("quantile")["value"]
+    shares = late.groupby("quantity")["value"].median().reindex(_SHARES)
+    return {
+        "first_steps": ratio[~later].median(),
+        "highest": ratio[later].groupby(step[later] // width).median().max(),
+        **of_weights.median().rename(lambda quantile: f"weight_ratio_{100 * quantile:02.0f}"),
+        **shares,
+    }
 
 
 run = Comparison(
     "energy",
     measure=final_loss,
-    columns=("energy_ratio",),
+    columns=(
+        *("first_steps", "highest", Column("energy_ratio", "last")),
+        *(Column(f"weight_ratio_{quantile}", f"{quantile} %") for quantile in (25, 50, 75)),
+        *_SHARES,
+    ),
+    of_run=compliance,
     prepare=diagnosed,
-    further=by_workers,
+    further=lambda table: ({}, [_LEGEND]),
 ).run

@@ -21,8 +21,7 @@ from asyncsim.problems import Problem
 from asyncsim.problems.problem import measures
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun
-from asyncsim.study.columns import titled
-from asyncsim.study.comparison import Comparison, Further, Results
+from asyncsim.study.comparison import Comparison
 from asyncsim.study.config import RuleLike, StudyConfig
 from asyncsim.study.entries import from_file
 from asyncsim.study.loading import own_file
@@ -187,20 +186,6 @@ def counting(summary: pd.DataFrame) -> pd.DataFrame:
     return summary[~summary["is_weak"].astype(bool)].assign(status="finished")
 
 
-def worst_cases(table: Results) -> Further:
-    """Print the accuracy of each method under its worst attack, by the number of Byzantine
-    workers.
-    """
-    best = table.best.sort_values("byzantine", kind="stable")
-    case = best["accuracy"].map("{:.3f} ".format) + best["attack"]
-    wide = best.assign(case=case.str.removesuffix(f" {NONE}")).pivot(
-        index="method", columns="byzantine", values="case"
-    )
-    wide = wide.rename(columns=lambda count: f"{count} Byzantine" if count else "no attack")
-    text = "test accuracy in the worst case over the attacks, each rule at its best rate"
-    return {}, [text, titled(wide.reset_index())]
-
-
 def accuracy(config: Options, problem: Problem) -> Measure:
     """Compare by the accuracy in the worst case."""
     if "test_accuracy" not in measures(problem):
@@ -218,5 +203,4 @@ run = Comparison(
     prepare=with_rules,
     cases=("attack",),
     counting=counting,
-    further=worst_cases,
 ).run

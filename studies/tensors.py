@@ -101,8 +101,6 @@ def medians(run: Run) -> pd.DataFrame:
     ]
     # The unnamed median is over all parameters; for a plain vector it is the only one.
     named = pi[pi["tensor"] != ""] if (pi["tensor"] != "").any() else pi.drop_duplicates("commit")
-    if named.empty:
-        raise InputError("no pi was recorded")
     table = named[["commit", "tensor", "value"]].rename(columns={"value": "pi_median"})
     table.insert(1, "worker_step", table["commit"] / run.config["workers"])
     return table
@@ -110,7 +108,10 @@ def medians(run: Run) -> pd.DataFrame:
 
 def by_tensor(table: Results) -> Further:
     """Tabulate the medians; print each tensor's mean of them over each quarter of the runs."""
-    (rows,) = table.finished.each_run(lambda run: [medians(run)])
+    labels = table.finished.summary.set_index("run_folder")[["workers", "method", "seed"]]
+    rows = pd.concat(
+        [medians(table.finished.run(name)).assign(**row) for name, row in labels.iterrows()]
+    )
     ends = rows.groupby(["workers", "method"])["commit"].transform("max") + 1
     quarter = (_PARTS * rows["commit"] // ends).map(lambda part: f"{part + 1}/{_PARTS}")
     keys = [rows[name] for name in ("method", "tensor", "workers")]

@@ -37,7 +37,7 @@ from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import start
 from asyncsim.study.cell import Cell, CellRun
-from asyncsim.study.columns import as_column, titled
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.finished import Finished
 from asyncsim.study.ranking import Measure, means
@@ -46,14 +46,12 @@ from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
-#: Columns of grid.csv that are printed by workers and windows.
-_PRINTED = ("train_accuracy", "test_accuracy")
 #: Recorded cosines, see `asyncsim.recorders.directions`.
 COSINES = ("gradient_cosine", "previous_cosine", "target_cosine")
 #: The columns of a step in a run's commits.
 _STEPS = ("update_norm", *COSINES)
 #: Further columns of grid.csv by those of the summary.
-_OF_GRID = {name: name for name in (*_STEPS, "straightness")} | {
+_OF_GRID = {name: name for name in ("train_accuracy", "test_accuracy", *_STEPS, "straightness")} | {
     "simulated_seconds": "seconds",
     "trace.staleness_mean": "staleness_mean",
 }
@@ -153,30 +151,21 @@ def _area(run: pd.DataFrame, end: float) -> float:
 
 
 def by_window(table: Results) -> Further:
-    """Tabulate the final results, the temporal efficiencies and the staleness; print the first two
-    by workers and window.
+    """Tabulate the final results, the temporal efficiencies and the staleness; print the
+    efficiencies by workers and window.
     """
     summary = table.finished.summary
-    grid = means(summary, ["workers", "window", "method"], [*_PRINTED, *_OF_GRID])
+    grid = means(summary, ["workers", "window", "method"], _OF_GRID)
     grid = grid.rename(columns=_OF_GRID)
     efficiency = pd.DataFrame(_efficiencies(table.finished), columns=_EFFICIENCY)
     parts: list[str | pd.DataFrame] = []
-    for column in (name for name in _PRINTED if name in grid):
-        parts += [
-            f"final {as_column(column).title} of the central variable (%), by workers and window",
-            _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column),
-        ]
     if len(efficiency):
         pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
-        text = "temporal efficiency, by workers and window"
-        parts += [text, _by_window(pairs, "pair", "efficiency")]
+        wide = pairs.pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
+        wide = wide.rename(columns=str).reset_index()
+        parts = ["temporal efficiency, by workers and window", titled(wide, digits=4)]
     tables = grid, efficiency, pd.DataFrame(_staleness(table.finished))
     return dict(zip(TABLES, tables, strict=True)), parts
-
-
-def _by_window(table: pd.DataFrame, label: str, column: str) -> pd.DataFrame:
-    wide = table.pivot_table(column, [label, "workers"], "window", sort=False)
-    return titled(wide.rename(columns=str).reset_index(), digits=4)
 
 
 def _efficiencies(finished: Finished) -> Iterator[tuple[Any, ...]]:

@@ -3,6 +3,7 @@ gradients.
 """
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -142,17 +143,19 @@ def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **
     """Write runs and a summary; each cell is ``(values, method, arguments of make_run)``, for each
     of the seeds.
     """
-    rows, measured = [], []
+    rows, medians = [], []
     tables = dict(tables or {})
     for index, (values, method, arguments) in enumerate(cells):
         n = values["workers"]
         for seed in range(seeds):
             run = make_run(method, n, seed=seed, **arguments)
             path = run.save(folder / "runs" / f"{index}" / f"{method}-seed{seed}")
-            if study == "energy" or (study == "tensors" and method in WITH_PI):
-                module = load(study)
-                table = module.compliance(run) if study == "energy" else module.medians(run)
-                measured.append(table.assign(workers=n, method=method, seed=seed))
+            if study == "tensors" and method in WITH_PI:
+                table = load(study).medians(run)
+                medians.append(table.assign(workers=n, method=method, seed=seed))
+            measured = {}
+            if study == "energy":
+                measured = load(study).compliance(None, run, SimpleNamespace(workers=n))
             last = run.commits.tail(max(1, round(0.1 * run.config["commits"])))
             ended = {
                 "final_loss": last["loss"].mean(),
@@ -169,6 +172,7 @@ def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **
                     "seed": seed,
                     "status": run.status,
                     **ended,
+                    **measured,
                     "method.learning_rate": values.get("learning_rate", 0.05),
                     "own_workers": arguments.get("own") or n,
                     "run_folder": path.relative_to(folder).as_posix(),
@@ -181,9 +185,8 @@ def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **
         "problem_config": {"batch_size": 32, **problem_config},
     }
     (folder / "config.json").write_text(json.dumps(config))
-    if measured:
-        name = "compliance.csv" if study == "energy" else "tensors.csv"
-        tables[name] = pd.concat(measured)
+    if medians:
+        tables["tensors.csv"] = pd.concat(medians)
     for name, table in tables.items():
         table.to_csv(folder / name, index=False)
     return folder

@@ -55,7 +55,6 @@ COLUMNS = {
         Column("step_measured", "step x n"),
         Column("step_theory", "in theory"),
         Column("assumptions_hold", "assumed"),
-        *(Column(f"weight_ratio_{quantile}", f"{quantile} %") for quantile in (25, 50, 75)),
         Column("byzantine_weight", "their weight"),
         Column("per_second_min", "minimum"),
         Column("per_second_max", "maximum"),

@@ -100,29 +100,6 @@ class Finished(NamedTuple):
 
         return Run.load(within(self.folder, run_folder))
 
-    def each_run(
-        self,
-        measure: "Callable[[Run], Sequence[pd.DataFrame]]",
-        columns: Sequence[str] = ("workers", "method", "seed"),
-    ) -> "list[pd.DataFrame]":
-        """Concatenate the tables that ``measure`` returns for each run; ``columns`` of the summary
-        come first.
-        """
-        import pandas as pd
-
-        parts = []
-        for row in self.summary.to_dict("records"):
-            run = self.run(row["run_folder"])
-            try:
-                tables = measure(run)
-            except InputError as error:
-                raise InputError(f"{row['run_folder']}: {error}") from error
-            for table in tables:
-                for place, column in enumerate(columns):
-                    table.insert(place, column, row[column])
-            parts.append(tables)
-        return [pd.concat(tables_of_runs) for tables_of_runs in zip(*parts, strict=True)]
-
     def table(self, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
         """Read a table that the study wrote beside its summary."""
         path = within(self.folder, name)

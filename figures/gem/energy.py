@@ -12,7 +12,6 @@ from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import draw_ranges
 from asyncsim.study.finished import Finished
-from asyncsim.study.outcome import FINAL_SHARE
 
 from .panels import (
     at_rate,
@@ -37,7 +36,6 @@ def by_workers(results: Finished) -> Figure:
     """Draw central over proxy energy against n, for the whole vector and by weight of GEM, and
     shares of weights.
     """
-    compliance = results.table("compliance.csv")
     results = with_all_workers(at_rate(results))
     looks = look.looks(methods_of(results))
     figure, (vector, weights, shares) = look.new_figure(look.DOUBLE, 2.9, 3, sharex=True)
@@ -49,11 +47,11 @@ def by_workers(results: Finished) -> Figure:
     weights.set_title("each weight, GEM")
     shares.set_title("where GEM cannot match")
     if "gem" in looks:
-        late = _late(compliance[compliance["method"] == "gem"])
-        _draw_weights(weights, late, look.METHOD_LOOKS["gem"])
+        runs = chosen(results, method="gem").summary
+        _draw_weights(weights, runs, look.METHOD_LOOKS["gem"])
         for quantity, (label, color, marker, line) in _SHARES.items():
             style = {"color": color, "linestyle": line, "marker": marker, "ms": 3, "label": label}
-            draw_ranges(shares, late, "workers", quantity, "median", **style)
+            draw_ranges(shares, runs, "workers", quantity, "median", **style)
         shares.set_ylim(0, 1)
         shares.set_ylabel("share of the weights")
     else:
@@ -89,18 +87,12 @@ def _finding(results: Finished, looks: Mapping[str, look.Look], n: int) -> str:
     return f"{where} {', '.join(ratios)}." if ratios else ""
 
 
-def _late(compliance: pd.DataFrame) -> pd.DataFrame:
-    """Return the medians of each run over its last tenth."""
-    runs = compliance.groupby(["workers", "seed"])
-    is_late = compliance["commit"] >= (1 - FINAL_SHARE) * runs["commit"].transform("max")
-    return compliance[is_late].groupby(["workers", "seed"]).median(numeric_only=True).reset_index()
-
-
-def _draw_weights(axes: Axes, late: pd.DataFrame, appearance: look.Look) -> None:
+def _draw_weights(axes: Axes, runs: pd.DataFrame, appearance: look.Look) -> None:
     """Draw the distribution of the ratio over the weights: median, middle half and middle nine
     tenths.
     """
-    medians = late.groupby("workers").median().clip(lower=_LOWEST_RATIO)
+    ratios = runs.filter(regex="^(workers|weight_ratio_)")
+    medians = ratios.groupby("workers").median().clip(lower=_LOWEST_RATIO)
     for low, high, alpha in (("05", "95", 0.15), ("25", "75", 0.35)):
         band: dict[str, Any] = {"color": appearance.color, "alpha": alpha, "linewidth": 0}
         ends = (medians[f"weight_ratio_{end}"] for end in (low, high))
