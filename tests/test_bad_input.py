@@ -32,8 +32,8 @@ staleness --methods gem(pi_max=0) | pi_max = 0: must be above zero
 staleness --methods gem(kapa=2) | methods = 'gem(kapa=2)': parameter = 'kapa': unknown; did you mean 'kappa'?
 staleness --methods gem(kappa=2 | 'gem(kappa=2': not a method; write for example gem(
 staleness --methods gem(0.1,0.9,1,5,paper,3) | 6 parameters given; write gem(learning_rate=0.05,
-staleness --methods gem(kappa=[1]*1000000) | 1,000,000 combinations; give at most 1,000
-staleness --methods gem(kappa=[]) | a list of values is empty; give one or more
+staleness --methods gem(kappa=[1]*1000000) | 1,000,000 combinations of values; give 1 to 1,000
+staleness --methods gem(kappa=[]) | 0 combinations of values; give 1 to 1,000
 staleness --methods 3 | methods = '3': not a method; write a name, and its arguments in brackets
 staleness --problem mnist(data_dir=/x) | not a problem; write for example digits(batch_size=8); texts that
 staleness --compute 0 | compute = constant(value=0): must have a mean above zero and finite

@@ -5,7 +5,6 @@ import shutil
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +161,7 @@ def export(arguments: Sequence[str]) -> int:
 
     summary.csv has a row per run, with its number in the column "run"; commits.csv and
     evaluations.csv have the rows of all runs, with that number, the method, the seed and the
-    options that differ; curves.csv has the mean, the least and the most over the seeds at each
-    evaluation, with a number for each "curve". Every other table of the study is there, too.
+    options that differ. Every other table of the study is there, too.
     """
     parser = _parser(export)
     parser.add_argument("name", metavar="FOLDER", help="a tag, or a folder of results")
@@ -245,14 +243,13 @@ def _open(page: Path) -> None:
 
 def _table(entries: Sequence[known.KnownStudy]) -> str:
     """Format the entries as a table that fits the terminal; cut long cells, but no folder."""
-    today = datetime.now(UTC)
-    rows = [["tag", "study", "cluster", "methods", "verdict", "age", "folder"]]
+    rows = [["tag", "study", "cluster", "methods", "verdict", "date", "folder"]]
     for entry in entries:
         tags = ", ".join(tag.name for tag in entry.tags) or "-"
         study = entry.study or "-"
         methods = one_line(entry.methods)
-        age, folder = _age(entry.date, today), _short(entry.folder)
-        rows.append([tags, study, entry.cluster, methods, entry.verdict, age, folder])
+        date, folder = entry.date[:10], _short(entry.folder)
+        rows.append([tags, study, entry.cluster, methods, entry.verdict, date, folder])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = shutil.get_terminal_size((120, 0)).columns if sys.stdout.isatty() else 10_000
     while sum(widths) + 2 * len(widths) > room and max(widths[:5]) > 12:
@@ -266,18 +263,6 @@ def _table(entries: Sequence[known.KnownStudy]) -> str:
             ).rstrip()
         )
     return "\n".join(lines)
-
-
-def _age(date: str, today: datetime) -> str:
-    """Return the time since a date, in its largest unit."""
-    try:
-        seconds = (today - datetime.fromisoformat(date).astimezone(UTC)).total_seconds()
-    except ValueError:
-        return "?"
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0, seconds):.0f} s"
 
 
 def _short(folder: Path) -> str:

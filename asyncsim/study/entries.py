@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,12 +109,24 @@ def _plain(value: Any) -> Any:
     )
 
 
+def _entry(option: str, item: Any, table: Mapping[str, Any], kind: type[Product]) -> Entry:
+    """Return the entry of a text; of an object from Python, an entry that returns it as it is."""
+    if isinstance(item, kind):
+        return Entry(item.name, lambda: item, {}, is_users=True)
+    if isinstance(item, str):
+        return entry_of(option, item, table)
+    raise InputError(
+        f"{option} = {item!r}: must be a name, or a {kind.__name__} that {_EXAMPLES[kind]} returns"
+    )
+
+
 def swept(entry: Entry) -> Iterator[Entry]:
     """Yield an entry for each value of the arguments that are lists, in all combinations."""
     values = [value if isinstance(value, list) else [value] for value in entry.arguments.values()]
-    if (count := math.prod(map(len, values))) > _MOST_VALUES:
+    if not 0 < (count := math.prod(map(len, values))) <= _MOST_VALUES:
         raise InputError(
-            f"methods = {shown(entry.text)}: {count:,} combinations; give at most {_MOST_VALUES:,}"
+            f"methods = {shown(entry.text)}: {count:,} combinations of values; give 1 to "
+            f"{_MOST_VALUES:,}"
         )
     for chosen in itertools.product(*values):
         yield entry._replace(arguments=dict(zip(entry.arguments, chosen, strict=True)))
@@ -126,61 +138,37 @@ def make_methods(
     """Return the methods; print a note about options that some ignore; see
     `TaskOptions.make_methods`.
     """
-    results: list[tuple[Method, Mapping[str, Any] | None]] = []
+    methods: list[tuple[Method, Mapping[str, Any]]] = []
     ignoring: dict[str, list[str]] = {}
     for item in split(options.methods):
-        several: list[Entry | None]
-        if isinstance(item, str):
-            several = list(swept(entry_of("methods", item, METHODS)))
-            if not several:
-                raise InputError(
-                    f"methods = {shown(item)}: a list of values is empty; give one or more"
-                )
-        elif isinstance(item, Method):
-            several = [None]
-        else:
-            raise InputError(
-                f"methods = {item!r}: must be a name, or a Method that methods.gem() returns"
-            )
-        for entry in several:
-            method = (
-                item
-                if entry is None
-                else _build("methods", entry, options, OF_METHODS, varied, changed, Method)
-            )
+        for entry in swept(_entry("methods", item, METHODS, Method)):
+            method = _build("methods", entry, options, OF_METHODS, varied, changed, Method)
             require_name("method", method.name)
-            results.append((method, None if entry is None else entry.arguments))
-            parameters = () if entry is None else parameters_of(entry.function)
+            methods.append((method, entry.arguments))
             # The momentum always counts: the recorded proxy has it, too.
             for name in OF_METHODS[:2]:
-                if changed(name) and name not in parameters:
+                if changed(name) and name not in parameters_of(entry.function):
                     ignoring.setdefault(name, []).append(method.name)
-    if not results:
+    if not methods:
         raise InputError(f"methods: none given; choose from {', '.join(METHODS)}")
-    for name, methods in ignoring.items():
-        note(f"--{name.replace('_', '-')} changes nothing for {', '.join(dict.fromkeys(methods))}")
-    return _named_apart(results)
+    for name, names in ignoring.items():
+        note(f"--{name.replace('_', '-')} changes nothing for {', '.join(dict.fromkeys(names))}")
+    return _named_apart(methods)
 
 
-def _named_apart(entries: list[tuple[Method, Mapping[str, Any] | None]]) -> list[Method]:
+def _named_apart(entries: Sequence[tuple[Method, Mapping[str, Any]]]) -> list[Method]:
     """Return the methods; methods of one name get the arguments that distinguish them into their
     names.
     """
     named = []
     for method, arguments in entries:
         alike = [values for candidate, values in entries if candidate.name == method.name]
-        if len(alike) > 1 and arguments is not None:
-            alternatives = [values or {} for values in alike]
-            distinctive = {
-                name: value
-                for name, value in arguments.items()
-                if any(o.get(name, o) != value for o in alternatives)
-            }
-            text = ",".join(
-                f"{name}={_UNFIT.sub('-', write(value))}" for name, value in distinctive.items()
-            )
-            method = method._replace(name=f"{method.name}({text})" if text else method.name)
-        named.append(method)
+        text = ",".join(
+            f"{name}={_UNFIT.sub('-', write(value))}"
+            for name, value in arguments.items()
+            if any(values.get(name, values) != value for values in alike)
+        )
+        named.append(method._replace(name=f"{method.name}({text})") if text else method)
     names = [method.name for method in named]
     if len(set(names)) < len(names):
         raise InputError(
@@ -195,42 +183,25 @@ def make_problem(options: Any, varied: Collection[str], changed: Callable[[str],
     """Return the problem; print a note about options that it ignores; see
     `TaskOptions.make_problem`.
     """
-    problem_like = options.problem
-    parameters: Collection[str] = ()
-    is_users = True
-    if isinstance(problem_like, Problem):
-        problem = problem_like
-    elif isinstance(problem_like, str):
-        entry = entry_of("problem", problem_like, PROBLEMS)
-        # The number of workers always counts, also the default.
-        problem = _build(
-            "problem", entry, options, OF_PROBLEMS, {*varied, "workers"}, changed, Problem
-        )
-        if entry.is_users and problem.name == _UNNAMED:
-            problem = dataclasses.replace(
-                problem, name=own_file(entry.text)[1].partition("(")[0].strip()
-            )
-        parameters, is_users = parameters_of(entry.function), entry.is_users
-    else:
-        raise InputError(
-            f"problem = {problem_like!r}: must be a name, or a Problem that problems.digits() "
-            "returns"
-        )
+    entry = _entry("problem", options.problem, PROBLEMS, Problem)
+    # The number of workers always counts, also the default.
+    problem = _build("problem", entry, options, OF_PROBLEMS, {*varied, "workers"}, changed, Problem)
+    if entry.is_users and problem.name == _UNNAMED:
+        name = own_file(entry.text)[1].partition("(")[0].strip()
+        problem = dataclasses.replace(problem, name=name)
     concentration = getattr(options, "split", None)
-    if is_users and concentration is not None and problem.split is None:
+    if entry.is_users and concentration is not None and problem.split is None:
         config = {**problem.config, "split": concentration}
         problem = dataclasses.replace(problem, split=concentration, config=config)
     if (concentration is not None or "split" in varied) and problem.split != concentration:
         raise InputError(
-            f"split = {concentration or 'none'}: problem = {str(problem_like)!r} says its own, or "
+            f"split = {concentration or 'none'}: problem = {entry.text!r} says its own, or "
             "cannot be split by class; choose digits, mnist or cifar10, without split in brackets, "
             "or a problem of yours whose train has a label"
         )
-    if "batch_size" not in parameters and "batch_size" not in varied and changed("batch_size"):
-        note(
-            "--batch-size changes nothing for "
-            f"{problem_like if isinstance(problem_like, str) else problem.name}"
-        )
+    is_varied = "batch_size" in varied or "batch_size" in parameters_of(entry.function)
+    if changed("batch_size") and not is_varied:
+        note(f"--batch-size changes nothing for {entry.text}")
     return problem
 
 
