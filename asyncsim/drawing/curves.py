@@ -120,20 +120,17 @@ def diagnostic_curve(
     quantity: str,
     workers: int,
     bin_steps: float | None = None,
-    tensor: str = "",
-    quantile: float | None = 0.5,
 ) -> Curve:
-    """Bin a recorded diagnostic by commits, and average the bins over the runs of one method.
+    """Bin a diagnostic's medians over all parameters by commits, and average the bins over the
+    runs of one method.
 
-    ``runs``, ``workers``, ``bin_steps``: as in `curve_of`. ``quantity``, ``tensor``: as in
-    `Run.diagnostics`; an empty tensor stands for all parameters. ``quantile``: None for shares and
-    sums.
+    ``runs``, ``workers``, ``bin_steps``: as in `curve_of`. ``quantity``: as in `Run.diagnostics`.
     """
     tables = []
     for run in runs:
         table = run.diagnostics
-        chosen = (table["quantity"] == quantity) & (table["tensor"] == tensor)
-        chosen &= table["quantile"].isna() if quantile is None else table["quantile"] == quantile
+        chosen = (table["quantity"] == quantity) & (table["tensor"] == "")
+        chosen &= table["quantile"] == 0.5
         tables.append(table.loc[chosen, ["commit", "commit_time", "value"]])
     return _curve(runs, tables, "mean", workers, bin_steps)
 
@@ -265,19 +262,17 @@ def draw_curves(
     curves: Mapping[str, Curve],
     labels: Mapping[str, str],
     against: str,
-    until: float | None = None,
     looks: Mapping[str, look.Look] | None = None,
 ) -> None:
     """Draw mean and range of each method, and a cross where a run diverged.
 
     ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their
     edge. ``curves``, ``labels``: by method. ``against``: {"time", "step"}, the horizontal axis.
-    ``until``: its end; a cross beyond it is not drawn. ``looks``: by curve, if the curves are no
-    methods.
+    ``looks``: by curve, if the curves are no methods.
     """
     for name, appearance in (looks or look.looks(curves)).items():
-        draw_curve(axes, curves[name], appearance._replace(label=labels[name]), against, until)
-    axes.set_xlim(0, until)
+        draw_curve(axes, curves[name], appearance._replace(label=labels[name]), against)
+    axes.set_xlim(0, None)
     axis_along(axes, against)
 
 
@@ -303,12 +298,11 @@ def draw_curve(
     curve: Curve,
     appearance: look.Look,
     against: str,
-    until: float | None = None,
     marks: Mapping[str, Any] | None = None,
 ) -> None:
     """Draw mean and range of a curve, and a cross where a run diverged.
 
-    ``axes``, ``against``, ``until``: as in `draw_curves`. ``marks``: matplotlib's marker arguments.
+    ``axes``, ``against``: as in `draw_curves`. ``marks``: matplotlib's marker arguments.
     """
     # Empty bins would break the line.
     finite = np.isfinite(curve.mean)
@@ -326,10 +320,8 @@ def draw_curve(
     )
     for time, step, value in curve.ends:
         end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
-        if until is None or end <= until:
-            axes.plot(
-                end, height, color=appearance.color, clip_on=False, zorder=4, **layout.DIVERGED
-            )
+        style = {"color": appearance.color, "clip_on": False, "zorder": 4, **layout.DIVERGED}
+        axes.plot(end, height, **style)
 
 
 def draw_band(axes: Axes, table: pd.DataFrame, color: str, **line: Any) -> None:

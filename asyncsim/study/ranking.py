@@ -44,12 +44,11 @@ class Measure(NamedTuple):
 
     name: str
     best: str = "least"  #: or ``"most"``: which values are best
-    title: str = ""  #: in a table; by default the title of the column
 
     @property
     def heading(self) -> str:
         """Its title in a table."""
-        return self.title or as_column(self.name).title
+        return as_column(self.name).title
 
 
 def means(
@@ -118,25 +117,15 @@ def tuned(
     by: Sequence[str],
     measure: Measure,
     over: Sequence[str] = ("learning_rate",),
-    cases: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Select the runs of each combination of the columns ``by`` at its best rate: the first in the
     order of `grid`.
 
-    The combinations keep the order of the summary, and so do the runs of each.
-
-    Parameters
-    ----------
-    over : Sequence[str]
-        Columns of the values that were tried for each combination.
-    cases : Sequence[str]
-        Columns of cases, attacks for instance: the worst case counts for each tried value; only its
-        runs remain.
+    The combinations keep the order of the summary, and so do the runs of each. ``over``: columns of
+    the values that were tried for each combination.
     """
-    values = [*by, *over]
-    order = grid(summary, [*values, *cases], (), measure)
-    best = order.drop_duplicates(values, keep="last").drop_duplicates(list(by))
-    return summary[list(by)].drop_duplicates().merge(best[[*values, *cases]]).merge(summary)
+    best = grid(summary, [*by, *over], (), measure).drop_duplicates(list(by))
+    return summary[list(by)].drop_duplicates().merge(best[[*by, *over]]).merge(summary)
 
 
 def ranked(
@@ -402,9 +391,7 @@ def verdict(
     return "\n".join(lines)
 
 
-def at_the_edge(
-    table: pd.DataFrame, tried: Sequence[float] | None, names: Sequence[str], option: str = "--tune"
-) -> str:
+def at_the_edge(table: pd.DataFrame, tried: Sequence[float] | None, names: Sequence[str]) -> str:
     """Return a notice of the rows whose best rate is the least or the largest; empty if there are
     none.
 
@@ -423,5 +410,5 @@ def at_the_edge(
             listed = list(dict.fromkeys(best))
             if len(listed) > _LISTED:
                 listed = [f"{len(best)} of {len(names)}, such as {best[0]}"]
-            edges.append(f"at the {edge} rate of {option}, {rate:g}: {', '.join(listed)}")
+            edges.append(f"at the {edge} rate of --tune, {rate:g}: {', '.join(listed)}")
     return f"best {'; '.join(edges)}; a rate beyond it may be better" if edges else ""
