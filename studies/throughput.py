@@ -199,18 +199,17 @@ def replayed(case: Case, trace: Any, method: Method, problem: Problem, commits: 
     jax.block_until_ready(replay.state)
 
 
-def gradients_alone(
-    problem: Problem, workers: int, batch: int, seed: int = 0
-) -> Callable[[int], Any]:
+def gradients_alone(problem: Problem, workers: int, batch: int) -> Callable[[int], Any]:
     """Return a function that computes a number of gradients, rounded up to whole calls.
 
     The gradients of a call are at the parameters of all workers in turn, ``batch`` at a time in one
     operation, without updates. Loss, minibatches and rows of parameters are a replay's. The
     function returns the losses and the squared lengths of the gradients of its last call.
     """
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(_key(seed)))
+    key = jax.random.key(0)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(key))
     start, unravel = ravel_pytree(params)
-    rows_of = minibatches(problem, workers, seed)
+    rows_of = minibatches(problem, workers)
     job, worker = np.divmod(np.arange(max(_GRADIENTS, workers)), workers)
     # One row of parameters per worker, so that caches behave as in a replay.
     table, data = jnp.tile(start, (workers, 1)), jax.tree.map(jnp.asarray, problem.train)
@@ -229,7 +228,7 @@ def gradients_alone(
 
     def compute(count: int) -> Any:
         for _ in range(-(-count // len(worker))):
-            losses = gradients(table, data, _key(seed), (worker, job, rows_of(worker, job)))
+            losses = gradients(table, data, key, (worker, job, rows_of(worker, job)))
         return jax.block_until_ready(losses)
 
     return compute
@@ -247,14 +246,14 @@ def fastest_gradients(
 
 
 def usual_loop(
-    method: Method, problem: Problem, cluster: Cluster, seed: int = 0
+    method: Method, problem: Problem, cluster: Cluster
 ) -> Callable[[int], tuple[Any, list[Any]]]:
     """Return the loop that one writes by hand: a function from commits to the results.
 
     A heap of events; per event one jitted gradient and one jitted update, with separate arrays per
     worker. The results are the central variable and the losses, the only record.
     """
-    rows_of, key, n = minibatches(problem, cluster.workers, seed), _key(seed), cluster.workers
+    rows_of, key, n = minibatches(problem, cluster.workers), jax.random.key(0), cluster.workers
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(key))
     start, unravel = ravel_pytree(params)
     data = jax.tree.map(jnp.asarray, problem.train)
@@ -287,7 +286,7 @@ def usual_loop(
         starts, reads = [central] * n, [0] * n
         # Nothing is changed in place, so all may begin with the same arrays.
         workers, memories = [method.init_worker(central)] * n, [method.init_memory(central)] * n
-        for commit, (i, job) in enumerate(events(cluster, commits, seed)):
+        for commit, (i, job) in enumerate(events(cluster, commits)):
             facts = np.array([commit - reads[i], i, job, commit], np.int32)
             loss, step = gradient(starts[i], data, rows_of([i], [job])[0], key, facts)
             (central, server, memories[i]), workers[i] = update(
@@ -300,12 +299,12 @@ def usual_loop(
     return loop
 
 
-def events(cluster: Cluster, commits: int, seed: int = 0) -> Iterator[tuple[int, int]]:
+def events(cluster: Cluster, commits: int) -> Iterator[tuple[int, int]]:
     """Yield pairs of worker and job in the order in which jobs end, from a heap of end times.
 
     Delays are drawn from the compute laws beforehand; the server is instantaneous.
     """
-    streams, count = Streams(seed, "usual"), 2 * commits // cluster.workers + 64
+    streams, count = Streams(0, "usual"), 2 * commits // cluster.workers + 64
     times = [law.sample(streams.generator(i), count) for i, law in enumerate(cluster.compute_laws)]
     heap = [(of_worker[0], i, 0) for i, of_worker in enumerate(times)]
     heapq.heapify(heap)
@@ -315,18 +314,14 @@ def events(cluster: Cluster, commits: int, seed: int = 0) -> Iterator[tuple[int,
         heapq.heapreplace(heap, (end + times[i][job + 1], i, job + 1))
 
 
-def minibatches(problem: Problem, workers: int, seed: int = 0) -> Callable[[Any, Any], np.ndarray]:
+def minibatches(problem: Problem, workers: int) -> Callable[[Any, Any], np.ndarray]:
     """Return a function from workers and jobs to the rows of their minibatches; empty without
     data.
     """
-    batches = problem.batch_indices(seed, workers)
+    batches = problem.batch_indices(0, workers)
     if batches is None:
         return lambda worker, job: np.zeros((len(worker), 0), np.int32)
     return lambda worker, job: batches.rows(worker, job)[:, 0]
-
-
-def _key(seed: int) -> Any:
-    return jax.random.key(seed)
 
 
 # The turns

@@ -283,8 +283,3 @@ def interval_text(values: pd.Series, ratio: bool = True, form: str = ".3g") -> s
     numbers = [np.exp(end) if ratio else end for end in paired_interval(values)]
     mean, *ends = (f"{number:{form}}" for number in numbers)
     return mean if len(values) < 2 else f"{mean} (95 % interval {ends[0]} to {ends[1]})"
-
-
-def times(ratio: pd.Series, form: str = ".2f") -> str:
-    """Format the geometric mean of ratios, given as logarithms."""
-    return f"{interval_text(ratio, form=form)} times"

@@ -21,9 +21,6 @@ from asyncsim.base.errors import InputError, require_choice
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished, read
 
-#: A column that every summary has.
-_REQUIRED = "seed"
-
 
 class _Choice(NamedTuple):
     """The reader's choice; see `choosing`."""
@@ -246,9 +243,4 @@ def _read(folder: Path, study: str) -> Finished:
     """Read results; a missing folder gives a short message, because several figures may need it."""
     if not folder.is_dir():
         raise InputError(f"no results in {folder}")
-    results = read(folder, study)
-    if _REQUIRED not in results.summary:
-        raise InputError(
-            f"folder = {str(folder)!r}: its summary.csv lacks {_REQUIRED}; copy it again"
-        )
-    return results
+    return read(folder, study, ("seed",))
