@@ -152,7 +152,7 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
         "exponential(1)",
         "constant(1)",
     ]
-    assert "exponential(1)" in capsys.readouterr().out
+    assert "exponential(mean=1)" in capsys.readouterr().out
 
 
 # Options

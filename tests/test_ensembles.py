@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import InputError, problems, study
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import figures, read
 
 ensembles = study.load("ensembles")
 
@@ -95,16 +95,10 @@ def test_its_figure(losses, tmp_path):
         file.write("sgd,2,,,,,,\n")
     drawn = figures("ensembles").draw(folder)
     assert [path.name for path in drawn] == ["ensembles.png", "ensembles.pdf"]
-    (own, _) = figure_of(folder).axes
+    (own, _) = figures("ensembles").ensembles(read(folder, "ensembles")).axes
     curves = [line.get_ydata().tolist() for line in own.lines]
     assert curves == [
         [value for value in values if value == value]
         for values in losses.values()
         for _ in range(2)
     ]
-
-
-def figure_of(folder):
-    """The figure of a folder of results."""
-    table = pd.read_csv(folder / "summary.csv").dropna(subset="models")
-    return figures("ensembles")._ensembles(table)

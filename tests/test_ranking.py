@@ -223,7 +223,7 @@ def test_differences_of_round_off_have_no_leader(values):
 def test_the_most_is_best_by_differences():
     found = summary({"a": [90.0, 92.0, 91.0], "b": [80.0, 82.5, 81.0]})
     found["test_accuracy"] = found["time_to_target"] / 100
-    table = judged(found, Measure("test_accuracy", "most", "accuracy"))
+    table = judged(found, Measure("test_accuracy", "most"))
     assert list(table["method"]) == ["a", "b"] and not table["ratio"].any()
     assert 0.08 < table["low"][1] < 0.0983 < table["high"][1] < 0.12
 
