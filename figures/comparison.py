@@ -10,7 +10,7 @@ To draw them again::
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +50,12 @@ _LOST = {
 
 
 class Comparison:
-    """The results of a comparison, as its figures need them."""
+    """The results of a comparison, as its figures need them.
 
-    def __init__(self, finished: Finished):
+    ``compared``: columns that name a line; by default those of a ranked row.
+    """
+
+    def __init__(self, finished: Finished, compared: Sequence[str] = ()):
         self.finished, self.config = finished, finished.config
         self.best, self.rates = finished.table(RANKING), finished.table("tuning.csv")
         self.measure = self.config["measure"]
@@ -60,7 +63,8 @@ class Comparison:
         self.varied = [name for name in cell_options(self.config) if name in self.best]
         named = [*(name for name in self.varied if name != _RATE), "method"]
         named = list(dict.fromkeys(named))
-        self.compared = [name for name in self.config["compared"] if name in named] or ["method"]
+        compared = compared or self.config["compared"]
+        self.compared = [name for name in compared if name in named] or ["method"]
         if "method" in self.compared and len(self.best) > _MOST_LINES:
             self.compared = ["method"]  # the rest in panels of its own
         self.settings = [name for name in named if name not in self.compared]
@@ -135,7 +139,7 @@ def rates(finished: Finished) -> Figure | None:
     if "method" not in finished.summary:
         return None
     results = Comparison(finished)
-    return _along(results, results.rates, _RATE)
+    return along(results, results.rates, _RATE)
 
 
 def rows(finished: Finished) -> Figure | None:
@@ -144,11 +148,13 @@ def rows(finished: Finished) -> Figure | None:
         return None
     results = Comparison(finished)
     numbers = results.best[results.settings].select_dtypes("number").columns
-    return _along(results, results.best, numbers[-1]) if len(numbers) else None
+    return along(results, results.best, numbers[-1]) if len(numbers) else None
 
 
-def _along(results: Comparison, table: pd.DataFrame, x: str) -> Figure | None:
-    """Draw the measure against a column, a panel for each setting of the other columns."""
+def along(results: Comparison, table: pd.DataFrame, x: str) -> Figure | None:
+    """Draw the measure against a column of numbers, a panel for each setting of the other
+    columns.
+    """
     measure = results.measure
     table = table[np.isfinite(table[measure])]
     if table[x].nunique() < 2:
