@@ -31,7 +31,7 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of, setting_text
-from asyncsim.study.finished import Finished
+from asyncsim.study.finished import Finished, read
 from asyncsim.study.results import RANKING, cell_options
 from asyncsim.traces.phases import IN_WORDS
 
@@ -105,10 +105,8 @@ class Comparison:
         layout.finish(figure, "; ".join(filter(None, parts)))
 
 
-def curves(finished: Finished) -> Figure | None:
+def curves(finished: Finished) -> Figure:
     """Draw the measure of each row at its best rate against simulated time, by setting."""
-    if "method" not in finished.summary:
-        return None
     results = Comparison(finished)
     measure = results.measure
     quantity = finished.config["target_of"] if measure.endswith("_to_target") else measure
@@ -136,16 +134,12 @@ def curves(finished: Finished) -> Figure | None:
 
 def rates(finished: Finished) -> Figure | None:
     """Draw the measure at every learning rate: means and standard deviations."""
-    if "method" not in finished.summary:
-        return None
     results = Comparison(finished)
     return along(results, results.rates, _RATE)
 
 
 def rows(finished: Finished) -> Figure | None:
     """Draw the measure at the best rate against an option with several numbers."""
-    if "method" not in finished.summary:
-        return None
     results = Comparison(finished)
     numbers = results.best[results.settings].select_dtypes("number").columns
     return along(results, results.best, numbers[-1]) if len(numbers) else None
@@ -220,4 +214,6 @@ def time(finished: Finished) -> Figure | None:
 
 def draw(folder: str | os.PathLike, study: str) -> list[Path]:
     """Draw the figures of a comparison into its folder."""
-    return drawer(study, ("seed",), curves=curves, rates=rates, rows=rows, time=time)(folder)
+    of_methods = {"curves": curves, "rates": rates, "rows": rows}
+    of_methods = of_methods if "method" in read(folder, study).summary else {}
+    return drawer(study, ("seed",), **of_methods, time=time)(folder)
