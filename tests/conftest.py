@@ -31,17 +31,14 @@ def compile_as(users: bool) -> None:
         programs._build.cache_clear()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled(request):
-    """Files that hold the bytes of different programs against each other say ``OPTIMIZED =
-    True``.
-    """
-    compile_as(users=getattr(request.module, "OPTIMIZED", False))
+@pytest.fixture(autouse=True, scope="session")
+def quickly_compiled():
+    compile_as(users=False)
 
 
 @pytest.fixture
 def optimized():
-    """Single tests that do so."""
+    """Of tests that hold the bytes of different programs against each other."""
     compile_as(users=True)
     yield
     compile_as(users=False)
@@ -106,14 +103,6 @@ def told(capsys):
         return code, output.out.splitlines(), output.err.replace("\nhint: ", "; ").splitlines()
 
     return run
-
-
-@pytest.fixture
-def anew():
-    """Share no program with other tests."""
-    programs._build.cache_clear()
-    yield
-    programs._build.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

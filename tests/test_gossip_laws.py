@@ -2,53 +2,13 @@
 costs.
 """
 
-import math
-
-import formulas
-import jax
 import pandas as pd
 import pytest
 from world import MESSAGES
 
-from asyncsim import Cluster, methods, problems, replay, simulate, topologies
+from asyncsim import Cluster, simulate, topologies
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-@pytest.mark.parametrize("graph", ["complete()", pytest.param("ring()", marks=pytest.mark.full)])
-def test_consensus_distance_of_adpsgd_is_that_of_the_contraction(graph):
-    """Exponential clocks, and gradients that are noise alone: what an exchange takes away a step
-    brings back.
-
-    On the complete graph of ``n`` an exchange leaves ``1 - 1 / (n - 1)`` of the expected squared
-    distance from the mean, and a step of variance ``s`` adds ``(1 - 1 / n) s``; so in the long run
-    it is ``(1 - 1 / n) (n - 1) s``, of which the consensus distance is the mean over the workers.
-    On other graphs the contraction is a bound.
-    """
-    n, size, rate = 8, 400, 0.5
-    trace = simulate(
-        Cluster(n, "exponential(1)", topology=graph, policy="handshake()"), n * 1_000, seed=2
-    )
-    problem = problems.custom(
-        lambda key: {"x": jax.numpy.zeros(size)},
-        lambda params, batch, key: params["x"] @ jax.random.normal(key, (size,), params["x"].dtype),
-        name="noise",
-    )
-    run = replay(
-        trace, methods.adpsgd(rate), problem, precision="float64", evaluate_every=5, progress=False
-    )
-    found = run.evaluations["consensus_distance"].iloc[
-        20:
-    ]  # 40 commits apart each: (1 - 1 / 7)**40 = 0.002
-    contraction = formulas.pair_contraction(topologies.as_topology(graph).neighbours(n))
-    added = (1 - 1 / n) * size * rate**2
-    expected = added / (1 - contraction) / n
-    slack = 5 * found.std() / math.sqrt(len(found))
-    if graph == "complete()":
-        assert contraction == pytest.approx(1 - 1 / (n - 1), abs=1e-12)
-        assert found.mean() == pytest.approx(expected, abs=slack) and slack < 0.05 * expected
-    else:
-        assert 0.2 * expected < found.mean() < expected + slack
 
 
 def test_a_slow_link_is_slow():

@@ -2,6 +2,7 @@
 cannot do.
 """
 
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from test_study import ROOT, TOY
 import asyncsim
 from asyncsim import InputError, plots, study
 from asyncsim.__main__ import main
+from asyncsim.base.console import safe_output
 from asyncsim.base.errors import printable
 from asyncsim.base.files import write_sealed
 from asyncsim.runs import known
@@ -167,16 +169,13 @@ def test_damaged_results_end_in_one_line(there, capsys):
     assert error.startswith("error: ") and error.count("\n") == 2
 
 
-def test_a_terminal_of_ascii_gets_the_report(place):
-    program = (
-        "from asyncsim.base.console import safe_output\n"
-        "with safe_output(): print('1 \u00b1 2, n\u00b2, \u03bb')"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert (done.stdout, done.stderr) == ("1 +- 2, n^2, ?\n", "")
+def test_a_terminal_of_ascii_gets_the_report(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with safe_output():
+        print("1 \u00b1 2, n\u00b2, \u03bb")
+    terminal.flush()
+    assert terminal.buffer.getvalue() == b"1 +- 2, n^2, ?\n"
 
 
 def test_folders_that_move_are_found_or_said(there, place, capsys):
