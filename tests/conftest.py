@@ -31,14 +31,15 @@ def compile_as(users: bool) -> None:
         programs._build.cache_clear()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def quickly_compiled():
-    compile_as(users=False)
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled(request):
+    """Files that hold numbers of different programs against each other say ``OPTIMIZED = True``."""
+    compile_as(users=getattr(request.module, "OPTIMIZED", False))
 
 
 @pytest.fixture
 def optimized():
-    """Of tests that hold the bytes of different programs against each other."""
+    """Single tests that do so."""
     compile_as(users=True)
     yield
     compile_as(users=False)

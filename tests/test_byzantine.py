@@ -1,24 +1,12 @@
-"""BASGD without buckets, and what Kardam takes as equal."""
+"""What Kardam takes as equal."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from asyncsim import Cluster, methods, problems, replay, simulate
+from asyncsim import methods
 from asyncsim.methods import Visit
-
-
-def test_basgd_with_one_bucket_and_the_mean_is_asynchronous_sgd():
-    trace, problem = (
-        simulate(Cluster(4, "exponential(1)", policy="buckets(1)"), 200),
-        problems.quadratic([1.0, 0.1]),
-    )
-    runs = [
-        replay(trace, one, problem, progress=False)
-        for one in (methods.basgd(0.1, 1, "mean()"), methods.downpour(0.1))
-    ]
-    np.testing.assert_allclose(*(run.params for run in runs), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -88,7 +88,7 @@ def test_a_worker_that_joins_before_any_commit_has_its_own_start(float64):
 
 
 @pytest.mark.parametrize("name", ["LSGD", "AD-PSGD"])
-def test_real_processes_start_apart(name):
+def test_real_processes_start_apart(name, optimized):
     options = {}
     method = methods.lsgd(0.05)
     if name in test_real.GOSSIP:

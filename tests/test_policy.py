@@ -1,4 +1,4 @@
-"""Timing policies: their texts, runs by hand, and the closed forms of waiting and staleness."""
+"""Timing policies: a run by hand, and the closed forms of staleness."""
 
 import pytest
 

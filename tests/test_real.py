@@ -29,6 +29,7 @@ from asyncsim.study.finished import figures as figures_of
 ROOT = study.shipped("studies").parent
 #: Float64, a hundred commits: a dot product summed in another order, and what follows.
 CLOSE = 1e-12
+OPTIMIZED = True  # as the recorded processes are, which are held against replays here
 #: Method, topology and policy.
 GOSSIP = {
     "D-PSGD": (methods.dpsgd(0.05), "ring()", "neighbours(mix=beside)"),

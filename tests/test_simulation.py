@@ -1,6 +1,4 @@
-"""The simulation: runs by hand, random numbers and queueing theory; `test_world` has what holds of
-every trace.
-"""
+"""The simulation: a run by hand, and random numbers; `test_world` has what holds of every trace."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""Laws of gossip: what is conserved on any graph, how fast pairs agree, and what a slow link
-costs.
-"""
+"""What a slow link costs gossip."""
 
 import pandas as pd
 import pytest
