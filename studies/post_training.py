@@ -180,6 +180,11 @@ class Config(JobOptions):
         """Check the options."""
         super().check()
         if self.recording is not None:
+            if not self.recording.is_file():
+                raise InputError(
+                    f"recording = {str(self.recording)!r}: there is no such file; give a log, "
+                    "parquet or CSV"
+                )
             self.say_ignored(_OF_RECORDING, "beside --recording")
         if not self.corrections:
             self.say_ignored(_OF_TRAINING, "without --corrections")
