@@ -41,10 +41,9 @@ def scaling(finished: Finished) -> Figure:
     )
     for way, rows in summary.groupby("way"):
         color, line = _LOOKS[str(way)]
-        style = {"color": color, "linestyle": line, "linewidth": 0.8}
-        rows = rows.sort_values("nodes")
+        efficiency = rows.set_index("nodes")["efficiency"].sort_index()
         label = f"{way}, without overheads"
-        efficiency_axes.plot(rows["nodes"], rows["efficiency"], label=label, **style)
+        efficiency_axes.plot(efficiency, color=color, linestyle=line, linewidth=0.8, label=label)
     efficiency_axes.set_xscale("log", base=2)
     efficiency_axes.set_ylim(0, 1.05)
     nodes = set(summary["nodes"])

@@ -1,5 +1,7 @@
 """The distribution of staleness in each cluster, and paths of the central variable."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -28,7 +30,12 @@ def staleness(results: Finished) -> Figure:
             axes.stairs(rows["share"], edges, color=shade.color, label=f"\u03bb = {window}")
         axes.axvline(n - 1, color=look.BLACK, linewidth=0.8, linestyle="--", label="n \u2212 1")
         if n in modes.index:
-            mark = {"marker": "^", "linestyle": "none", "color": look.VERMILLION, "markersize": 5}
+            mark: dict[str, Any] = {
+                "marker": "^",
+                "linestyle": "none",
+                "color": look.VERMILLION,
+                "markersize": 5,
+            }
             label = f"published mode ({published.SOURCE})"
             axes.plot(modes[n], 0, label=label, clip_on=False, zorder=4, **mark)
         axes.set_title(f"n = {n}")

@@ -100,8 +100,10 @@ def _draw_weights(axes: Axes, late: pd.DataFrame) -> None:
     ratios = late.groupby("workers")[_QUANTILES].median().clip(lower=_LOWEST_RATIO)
     for place, (alpha, label) in enumerate(((0.15, "5 to 95 %"), (0.35, "25 to 75 %"))):
         low, high = ratios.iloc[:, place], ratios.iloc[:, -1 - place]
-        style = {"color": appearance.color, "alpha": alpha, "linewidth": 0}
-        axes.fill_between(ratios.index, low, high, label=f"{label} of the weights", **style)
+        text = f"{label} of the weights"
+        axes.fill_between(
+            ratios.index, low, high, label=text, color=appearance.color, alpha=alpha, linewidth=0
+        )
     style = appearance._replace(label="median").style
     axes.plot(ratios["weight_ratio_50"], marker="o", ms=3, **style)
 
