@@ -61,19 +61,27 @@ def rewards(finished: Finished) -> Figure | None:
 def staleness(finished: Finished) -> Figure:
     """Draw the share of each staleness, a panel for each queue."""
     laws = finished.table("staleness.csv", ("queue", "seed", "weight", "staleness", "share"))
-    laws = laws.groupby(["queue", "weight", "staleness", "seed"])["share"].sum().unstack("seed")
-    shares = laws.fillna(0).mean(axis=1)
-    queues = finished.table("queues.csv", ("queue", "staleness_mean")).set_index("queue")
+    seeds = laws.groupby("queue")["seed"].transform("nunique")  # some lack a staleness
+    laws = laws.assign(share=laws["share"] / seeds)
+    laws = laws.groupby(["queue", "weight", "staleness"])["share"].sum().reset_index()
+    products = laws["staleness"] * laws["share"]
+    means = products.groupby([laws["weight"], laws["queue"]]).sum()
+    queues = list(dict.fromkeys(finished.table("queues.csv", ("queue",))["queue"]))
     figure, panels = look.new_grid(len(queues), 1.8, 0.6, sharex=True)
-    most = max(staleness for (*_, staleness), share in shares.items() if share > 1e-3)
-    for axes, queue in zip(panels, queues.index, strict=True):
-        for weight, mean, color, offset in (
-            ("samples", "staleness_mean", look.BLUE, -0.2),
-            ("tokens", "staleness_tokens_mean", look.VERMILLION, 0.2),
+    most = int(laws.loc[laws["share"] > 1e-3, "staleness"].max())
+    for axes, queue in zip(panels, queues, strict=False):
+        for offset, (weight, color) in enumerate(
+            (("samples", look.BLUE), ("tokens", look.VERMILLION))
         ):
-            law = shares[queue, weight]
-            axes.bar(law.index + offset, law, 0.4, color=color, label=f"by {weight}")
-            axes.axvline(queues.loc[queue, mean], color=color, linewidth=0.8, linestyle="--")
+            rows = laws[(laws["queue"] == queue) & (laws["weight"] == weight)]
+            axes.bar(
+                rows["staleness"] + 0.4 * offset - 0.2,
+                rows["share"],
+                0.4,
+                color=color,
+                label=f"by {weight}",
+            )
+            axes.axvline(means[weight, queue], color=color, linewidth=0.8, linestyle="--")
         axes.set_xlim(-0.6, most + 0.6)
         layout.whole_ticks(axes.xaxis)
         axes.tick_params(labelbottom=True)
@@ -82,8 +90,8 @@ def staleness(finished: Finished) -> Figure:
         layout.panel_title(axes, queue)
     about = "staleness of trained samples and tokens; dashed: means"
     layout.finish(figure, about, 2, width=look.DOUBLE)
-    means = queues["staleness_mean"].sort_values()
-    ends = [f"{number_text(mean)} versions in {of}" for of, mean in means.iloc[[0, -1]].items()]
+    of_samples = means["samples"].sort_values().iloc[[0, -1]]
+    ends = [f"{number_text(mean)} versions in {queue}" for queue, mean in of_samples.items()]
     figure.set_label(f"The mean staleness of samples is {' to '.join(dict.fromkeys(ends))}.")
     return figure
 

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 
 from asyncsim import plots
 from asyncsim.base.console import counted, number_text, over_seeds
-from asyncsim.clusters.cluster_text import describe
+from asyncsim.clusters.cluster_text import parts
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import bins, curve_of, draw_curves, log_limits, trace_length
+from asyncsim.drawing.curves import curve_of, draw_curves, log_limits
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import energy_ratios
@@ -41,11 +41,6 @@ class SharedTraces(NamedTuple):
         """Number of workers of the traces."""
         return self.traces[0].workers
 
-    @property
-    def cluster(self) -> str:
-        """Their cluster in words."""
-        return describe(self.traces[0].cluster)
-
 
 def staleness(finished: Finished) -> Figure:
     """Draw the histogram of the staleness with theory, a panel for each group of traces."""
@@ -54,8 +49,8 @@ def staleness(finished: Finished) -> Figure:
     for axes, timing in zip(panels, timings, strict=True):
         plots.staleness_histogram(axes, timing.traces)
         if len(timings) > 1:
-            layout.panel_title(axes, f"{_labels(timing.methods)}: {timing.cluster}")
-    setting = f"{timings[0].cluster}; " if len(timings) == 1 else ""
+            layout.panel_title(axes, f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}")
+    setting = f"{_cluster(timings[0].traces[0])}; " if len(timings) == 1 else ""
     layout.title(figure, f"staleness and its theory; {setting}{_seeds(finished, '')}")
     summaries = pd.DataFrame([trace.summary() for trace in timings[0].traces])
     mean, std = summaries[["staleness_mean", "staleness_std"]].mean()
@@ -72,17 +67,12 @@ def energy(finished: Finished) -> Figure:
     Only commits before which the central variable has moved since the worker's read count (see
     `asyncsim.study.outcome.energy_ratios`).
     """
-    rows, timings = _rows(finished), _timings(finished)
-    workers = timings[0].workers
     runs = {
         str(method): [finished.run(name) for name in of_method["run_folder"]]
-        for method, of_method in rows.groupby("method", sort=False)
+        for method, of_method in _rows(finished).groupby("method", sort=False)
     }
+    workers = max(run.config["workers"] for of_method in runs.values() for run in of_method)
     labels = {name: appearance.label for name, appearance in look.looks(runs).items()}
-    for timing in timings:
-        if timing.workers != workers:
-            for name in timing.methods:
-                labels[name] += f", {counted(timing.workers, 'worker')}"
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
     curves = {name: curve_of(of, _energy_ratios, "median", workers) for name, of in runs.items()}
     axes.set_yscale("log")
@@ -93,12 +83,8 @@ def energy(finished: Finished) -> Figure:
     ends = {name: curve.mean[np.isfinite(curve.mean)][-1:] for name, curve in curves.items()}
     ratios = [f"{number_text(*ratio)} for {labels[name]}" for name, ratio in ends.items() if ratio]
     figure.set_label(f"Central over proxy energy ends at {', '.join(ratios)}." if ratios else "")
-    commits = trace_length(runs[timings[0].methods[0]])
-    steps = commits / bins(commits, workers) / workers
-    point_text = f"each point the median of {steps:.2g} worker step{'' if steps == 1 else 's'}"
-    cluster = describe(timings[0].traces[0].cluster, finished.config.get("attack"))
-    seeds = _seeds(finished, "mean and range of")
-    title = ["energies of methods", finished.config.get("problem", ""), cluster, seeds, point_text]
+    setting = f"{finished.config.get('problem', '')}, {counted(workers, 'worker')}"
+    title = ["energies of methods, medians", setting, _seeds(finished, "mean and range of")]
     layout.finish(figure, "; ".join(title), 2)
     return figure
 
@@ -119,11 +105,7 @@ def queue(finished: Finished) -> Figure:
         plots.timeline(timeline_axes, trace)
         plots.queue_length(queue_axes, trace)
         prefix = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
-        layout.title(
-            row,
-            f"{prefix}{timing.cluster}; seed\u00a0{trace.seed}",
-            look.DOUBLE,
-        )
+        layout.title(row, f"{prefix}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
     shares = timings[0].traces[0].summary()
     figure.set_label(
         f"Workers compute for {shares['computing_share']:.1%} of the time and wait at the server "
@@ -173,6 +155,16 @@ def _energy_ratios(commits: pd.DataFrame) -> np.ndarray:
 
 def _labels(methods: Sequence[str]) -> str:
     return ", ".join(appearance.label for appearance in look.looks(methods).values())
+
+
+def _cluster(trace: Trace) -> str:
+    """Describe the cluster, with line breaks allowed only between its parts and between listed
+    laws.
+    """
+    if trace.cluster is None:
+        return f"{counted(trace.workers, 'worker')}, {trace.protocol}"
+    glued = (part.replace(" ", "\u00a0") for part in parts(trace.cluster))
+    return ", ".join(part.replace("\u00a0+", " +").replace("\u00a0and", " and") for part in glued)
 
 
 draw = drawer("staleness", _COLUMNS, staleness=staleness, energy=energy, queue=queue)

@@ -13,11 +13,9 @@ assumption: the workers then commit nearly in turn, and the best fit to their me
 momentum and step.
 """
 
-import functools
-import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,21 +23,20 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import counted, number_text
-from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.base.files import read_table
-from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
-from asyncsim.clusters.laws import Exponential, as_law
-from asyncsim.methods import METHODS, Method
+from asyncsim.clusters.laws import Exponential
+from asyncsim.methods import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
+from asyncsim.study.cell import Cell
 from asyncsim.study.columns import titled
-from asyncsim.study.config import JobOptions, LawLike
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
-from asyncsim.study.sweep import check_values
+from asyncsim.study.sweep import ComparisonConfig, preset, sweep
 from asyncsim.theory import implicit_momentum, window_step
 from asyncsim.theory.queueing import journeys
 
@@ -61,96 +58,76 @@ _PRINTED = (
 _AFTER = 20
 #: Fewest seeds that give an estimate a standard error.
 _FEWEST = 3
-#: Whether a method sends the mean of a window's steps instead of their sum.
+#: The problem, and a protocol and a policy with which every version is read.
+_NEEDED = {"protocol": "exchange", "policy": "asynchronous", "problem": "quadratic"}
+#: Methods whose windows of plain local steps theory covers, and whether they send the mean instead
+#: of the sum.
 _AVERAGED = {"downpour": False, "agn": True}
 
 
 @dataclass(frozen=True)
-class Config(JobOptions):
+class Options(ComparisonConfig):
     """Options of the momentum study."""
 
-    scale: Literal["small", "paper"] = "small"
-    """Defaults of all other options. small: seconds; paper: more workers and seeds."""
-    methods: tuple[Literal["downpour", "agn"], ...] = ("downpour",)
-    """Methods, which send the sum or the mean of their local steps."""
-    workers: tuple[int, ...] = (2, 4, 8, 16, 32)
-    """Workers of the clusters."""
-    compute: tuple[LawLike, ...] = (
-        "exponential(1)",
-        "gamma(mean=1, cv=0.5)",
-        "gamma(mean=1, cv=0.2)",
-    )
-    """Laws of a local step's time (s)."""
-    window: tuple[int, ...] = (1,)
-    """Local steps per communication."""
-    service: LawLike = "constant(0)"
-    """Law of a visit's service time (s)."""
-    latency: LawLike = "constant(0)"
-    """Law of a message's time one way (s)."""
     step: float = 1.0
     """Step of a commit times workers, which sets the learning rate for each number of workers;
     above 1/4 the mean oscillates."""
-    steps: int = 6
-    """Commits per worker, on average."""
-    seeds: int = 100
-    """Number of seeds: 0, 1, ..."""
+
+    @property
+    def varied(self) -> dict[str, tuple[Any, ...]]:
+        """The options with several values; laws and workers always vary."""
+        return {"compute": (self.compute,), "workers": (self.workers,), **super().varied}
+
+    def points(self) -> list[dict[str, Any]]:
+        """Return the values of each cell; the learning rate gives a window of plain local steps
+        the requested step.
+        """
+        return [
+            {
+                **point,
+                "learning_rate": 1
+                - (1 - self.step / point["workers"]) ** (1 / point.get("window", self.window)),
+            }
+            for point in super().points()
+        ]
 
     def check(self) -> None:
-        """Check the options."""
-        super().check()
-        for name in ("methods", "workers", "compute", "window"):
-            check_values(name, getattr(self, name))
-        require_count("steps", self.steps)
+        """Check the options; see `StudyOptions.check`."""
         require_positive("step", self.step)
-        fewest = min(self.workers)
-        if self.seeds < _FEWEST:
-            raise InputError(
-                f"seeds = {self.seeds}: must be at least {_FEWEST}, or the estimates have no error"
-            )
+        fewest = min(self.varied["workers"])
+        require_count("seeds", self.seeds, _FEWEST)  # or the estimates have no error
         if fewest < 2:
             raise InputError(
-                f"workers = {fewest}: any momentum fits a lone worker's path; give two or more"
+                "workers = 1: any momentum fits a lone worker's path; give two or more"
             )
         if self.step >= fewest:
             raise InputError(
                 f"step = {self.step}: must be below the fewest workers, {fewest}, or one commit "
                 "overshoots"
             )
-        self.clusters()
-
-    def clusters(self) -> list[Cluster]:
-        """Return a cluster for each law, number of workers and window."""
-        return [
-            Cluster(
-                workers,
-                as_law("compute", compute),
-                service=as_law("service", self.service),
-                latency=self.latency,
-                window=window,
+        if self.changed("learning_rate"):
+            raise InputError(
+                f"learning_rate = {self.learning_rate}: follows from step here; give that"
             )
-            for compute, workers, window in itertools.product(
-                self.compute, self.workers, self.window
-            )
-        ]
-
-    def learning_rate(self, cluster: Cluster) -> float:
-        """Return the learning rate that gives a window of local steps the requested step."""
-        return 1 - (1 - self.step / cluster.workers) ** (1 / int(cluster.mean_window))
+        for name, value in _NEEDED.items():
+            require_choice(name, getattr(self, name), (value,))
+        super().check()
 
 
-SCALES = {
-    "small": Config(),
-    "paper": Config(scale="paper", workers=(2, 4, 8, 16, 32, 64, 128), seeds=1000),
-}
-
-
-class Paths(NamedTuple):
-    """Paths of the central variable for the seeds that stayed finite, ``[seeds, commits + 1]``, and
-    summary rows.
-    """
-
-    values: np.ndarray
-    rows: list[dict[str, Any]]
+Config, SCALES = preset(
+    Options,
+    small={
+        "workers": (2, 4, 8, 16, 32),
+        "compute": ("exponential(1)", "gamma(mean=1, cv=0.5)", "gamma(mean=1, cv=0.2)"),
+        "service": "constant(0)",
+        "methods": ("downpour",),
+        "steps": 6,
+        "seeds": 100,
+        "problem": "quadratic",
+        "x64": True,
+    },
+    paper={"workers": (2, 4, 8, 16, 32, 64, 128), "seeds": 1000},
+)
 
 
 class Estimate(NamedTuple):
@@ -162,25 +139,23 @@ class Estimate(NamedTuple):
     step_error: float = np.nan
 
 
-def run(config: Config) -> Result:
+def run(config: Options) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
-    problem = revealing_quadratic()
-    make_method = functools.cache(lambda name, rate: METHODS[name](rate))  # each is compiled once
-    jobs = [
-        _job(config, problem, cluster, make_method(name, config.learning_rate(cluster)))
-        for cluster in config.clusters()
-        for name in config.methods
-    ]
-
-    def conclude(folder: Path, summary: pd.DataFrame) -> None:
-        table = read_table(folder / TABLE)
-        legend = "assumed: theory's assumptions hold"
-        present(folder, {}, report(table), legend, verdict=_verdict(table))
-
-    record = {**config.options_record(), "problem": problem.name}
-    executor = executor_of(config, [(problem, count) for count in config.workers])
     with config.computing_device():
+        problem = revealing_quadratic()
+        cells = sweep(replace(config, problem=problem), config.points())
+        for method in cells[0].methods:
+            _require_known_path(config, method)
+        record = config.record(cells[0].methods, problem)
+        executor = executor_of(config, [(problem, cell.cluster.workers) for cell in cells])
+        jobs = [_job(cell, method) for cell in cells for method in cell.methods]
+
+        def conclude(folder: Path, summary: pd.DataFrame) -> None:
+            table = read_table(folder / TABLE)
+            legend = "assumed: theory's assumptions hold"
+            present(folder, {}, report(table), legend, verdict=_verdict(table))
+
         return run_jobs("momentum", config, record, jobs, executor, conclude)
 
 
@@ -207,31 +182,51 @@ def revealing_quadratic() -> Problem:
     )
 
 
+def _require_known_path(config: Options, method: Method) -> None:
+    """Raise InputError for a method whose recorded losses do not give the central path."""
+    timing = method.timing
+    reads_all = timing.policy is None and timing.protocol in (None, "exchange")
+    if not reads_all or method.resume or method.reply or method.look_ahead:
+        raise InputError(
+            f"methods: workers of {method.name!r} do not read every version of the central "
+            "variable, so their losses do not give its path; leave it out"
+        )
+    if not _steps_plainly(method) and max(np.atleast_1d(config.window)) > 1:
+        raise InputError(
+            f"optimizer = {method.hyperparameters['optimizer']!r}: with a window above one the "
+            "path is known for plain gradient steps only; leave optimizer out, or give window 1"
+        )
+
+
 def _verdict(table: pd.DataFrame) -> str:
     """Say how far the measured momentum is from the theory's."""
     gap = (table["momentum_measured"] - table["momentum_theory"]).abs()
     if gap.isna().all():
-        return "every path diverged: give a smaller --step"
+        return "no momentum was measured for which there is a theory"
     row = table.loc[gap.idxmax()]
     workers = counted(int(row["workers"]), "worker")
     return f"largest gap to theory's momentum: {number_text(gap.max())}, {workers}, {row['method']}"
 
 
-def central_paths(config: Config, problem: Problem, cluster: Cluster, method: Method) -> Paths:
-    """Replay all seeds and return the paths of the central variable."""
-    workers, rate = cluster.workers, config.learning_rate(cluster)
-    commits = config.steps * workers
+def central_paths(
+    cell: Cell, method: Method, steps: int
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Replay all seeds over ``steps`` worker steps; return the paths of the central variable for
+    the seeds that stayed finite, ``[seeds, commits + 1]``, and a summary row for each seed.
+    """
+    workers, config = cell.cluster.workers, cell.config
+    commits = steps * workers
     # The loss is the mean over the local steps of a window, and each step shrinks x by the same
     # factor.
-    local = (1 - rate) ** np.arange(int(cluster.mean_window))
+    local = (1 - config.learning_rate) ** np.arange(config.window)
     values, rows = [], []
     for seed in range(config.seeds):
-        trace = simulate(cluster, commits + _AFTER * workers, seed)
+        trace = simulate(cell.cluster, commits + _AFTER * workers, seed)
         replayed = replay(
             trace,
             method,
-            problem,
-            precision="float64",
+            cell.problem,
+            precision=config.precision,
             evaluate_every=len(trace),
             progress=False,
         )
@@ -245,8 +240,6 @@ def central_paths(config: Config, problem: Problem, cluster: Cluster, method: Me
             values.append(path[: commits + 1])
         rows.append(
             {
-                **_labels(cluster),
-                "method": method.name,
                 "seed": seed,
                 "status": "finished" if finite else "diverged",
                 "central": path[commits],
@@ -254,7 +247,7 @@ def central_paths(config: Config, problem: Problem, cluster: Cluster, method: Me
                 "staleness_std": staleness[workers:].std(),
             }
         )
-    return Paths(np.array(values).reshape(-1, commits + 1), rows)
+    return np.reshape(values, (-1, commits + 1)), rows
 
 
 def estimate_momentum(paths: np.ndarray) -> Estimate:
@@ -272,21 +265,18 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
     """
     move = np.diff(paths)
     x, y = np.stack([move[:, :-1], -paths[:, 1:-1]], axis=-1), move[:, 1:]
-    own_xx, own_xy = np.einsum("sti,stj->sij", x, x), np.einsum("sti,st->si", x, y)
-    sum_x, sum_y = x.sum(0), y.sum(0)
 
-    def solve(x: np.ndarray, y: np.ndarray, xx: np.ndarray, xy: np.ndarray) -> np.ndarray:
-        return np.linalg.solve(x.T @ x - xx, x.T @ y - xy)
+    def solve(seeds: np.ndarray) -> np.ndarray:
+        x_own, y_own = x[seeds], y[seeds]
+        sum_x, sum_y = x_own.sum(0), y_own.sum(0)
+        xx = sum_x.T @ sum_x - np.einsum("sti,stj->ij", x_own, x_own)
+        return np.linalg.solve(xx, sum_x.T @ sum_y - np.einsum("sti,st->i", x_own, y_own))
 
-    momentum, step = solve(sum_x, sum_y, own_xx.sum(0), own_xy.sum(0))
-    without = np.array(
-        [
-            solve(sum_x - x[i], sum_y - y[i], own_xx.sum(0) - own_xx[i], own_xy.sum(0) - own_xy[i])
-            for i in range(len(paths))
-        ]
-    )
+    every = np.arange(len(paths))
+    without = np.array([solve(np.delete(every, seed)) for seed in every])
     errors = without.std(0) * np.sqrt(len(paths) - 1)
-    return Estimate(float(momentum), float(errors[0]), float(step), float(errors[1]))
+    (momentum, step), (momentum_error, step_error) = solve(every).tolist(), errors.tolist()
+    return Estimate(momentum, momentum_error, step, step_error)
 
 
 def report(momentum: pd.DataFrame) -> pd.DataFrame:
@@ -308,47 +298,55 @@ def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:
     return ["-" if np.isnan(value) else f"{value:.4f} \u00b1 {error:.4f}" for value, error in pairs]
 
 
-def _job(config: Config, problem: Problem, cluster: Cluster, method: Method) -> Job:
+def _job(cell: Cell, method: Method) -> Job:
     return measurement(
-        f"{describe(cluster)}, {method.name}, {counted(config.seeds, 'seed')}",
+        f"{describe(cell.cluster)}, {method.name}, {counted(cell.config.seeds, 'seed')}",
         _measured,
-        *(config, problem, cluster, method),
-        labels={**_labels(cluster), "method": method.name},
-        say=_momentum_told,
+        *(cell, method),
+        folder=f"parts/{cell.folder}",
+        labels=_labels(cell, method),
     )
 
 
-def _labels(cluster: Cluster) -> dict[str, Any]:
-    """Return the columns that name a cluster."""
-    window = int(cluster.mean_window)
-    return {"compute": str(cluster.compute), "workers": cluster.workers, "window": window}
+def _labels(cell: Cell, method: Method) -> dict[str, Any]:
+    cluster, compute = cell.cluster, str(cell.values["compute"])
+    labels = {"compute": compute, "workers": cluster.workers, "window": cluster.window}
+    return {**labels, "method": method.name}
 
 
-def _momentum_told(tables: Tables) -> str:
-    (row,) = tables[TABLE]
-    return f"momentum {row['momentum_measured']:.4f} \u00b1 {row['standard_error']:.4f}"
-
-
-def _measured(config: Config, problem: Problem, cluster: Cluster, method: Method) -> Tables:
-    """Measure a method on a cluster; return, by table, the estimate and a row per seed."""
-    with config.computing_device():
-        paths = central_paths(config, problem, cluster, method)
-    seeds, labels = len(paths.values), _labels(cluster)
-    estimate = estimate_momentum(paths.values) if seeds >= _FEWEST else Estimate()
-    step = window_step(config.learning_rate(cluster), labels["window"], _AVERAGED[method.name])
+def _measured(cell: Cell, method: Method) -> Tables:
+    """Measure a cell and method; return, by table, the estimate and a row per seed."""
+    with cell.config.computing_device():
+        paths, rows = central_paths(cell, method, cell.config.steps)
+    workers, labels = cell.cluster.workers, _labels(cell, method)
+    step, assumptions_hold = _theory(cell, method)
     row = {
         **labels,
-        "method": method.name,
-        "seeds": seeds,
-        **estimate._asdict(),
-        "momentum_theory": implicit_momentum(cluster.workers),
-        "step_theory": step / cluster.workers,
-        **pd.DataFrame(paths.rows)[["staleness_mean", "staleness_std"]].mean(),
-        "assumptions_hold": _assumptions_hold(cluster),
+        "seeds": len(paths),
+        **(estimate_momentum(paths) if len(paths) >= _FEWEST else Estimate())._asdict(),
+        "momentum_theory": implicit_momentum(workers),
+        "step_theory": step / workers,
+        **pd.DataFrame(rows)[["staleness_mean", "staleness_std"]].mean(),
+        "assumptions_hold": assumptions_hold,
     }
-    return {TABLE: [row], results.SUMMARY: paths.rows}
+    return {TABLE: [row], results.SUMMARY: [{**labels, **seed} for seed in rows]}
 
 
-def _assumptions_hold(cluster: Cluster) -> bool:
-    memoryless = isinstance(cluster.compute, Exponential) and cluster.window == 1
-    return memoryless and cluster.service.mean == 0 and max(journeys(cluster)) == 0
+def _theory(cell: Cell, method: Method) -> tuple[float, bool]:
+    """Return the step of a commit relative to the version read, and whether the theory of the
+    momentum holds; NaN and False for other methods than plain steps at the cell's learning rate.
+    """
+    config, cluster = cell.config, cell.cluster
+    rate = method.hyperparameters.get("learning_rate")
+    is_known = method.name in _AVERAGED and _steps_plainly(method)
+    if not is_known or rate != config.learning_rate:
+        return np.nan, False
+    is_memoryless = isinstance(cluster.compute, Exponential) and cluster.window == 1
+    is_instantaneous = cluster.service.mean == 0 and max(journeys(cluster)) == 0
+    step = window_step(config.learning_rate, config.window, _AVERAGED[method.name])
+    return step, is_memoryless and is_instantaneous
+
+
+def _steps_plainly(method: Method) -> bool:
+    """Return whether the local steps are gradient descent, as with optax's ``sgd``."""
+    return method.hyperparameters.get("optimizer", "sgd") == "sgd"

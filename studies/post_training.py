@@ -3,7 +3,7 @@
 For each queue between the slots that generate samples and the learner: the time of an update, who
 is busy, how stale samples are, and which samples are lost. A small policy is then trained on these
 very samples with each correction, at the best of its learning rates. Prints a table of queues, a
-table of rewards and one sentence; writes these, the laws of staleness and a timeline as tables, and
+ranking by the time to a reward and a verdict; writes these and the laws of staleness as tables, and
 figures.
 
 With --recording FILE, a log of a real system as asyncsim check-lag reads it, its slots, lengths,
@@ -37,7 +37,7 @@ from asyncsim.study.columns import Column, Columns, titled
 from asyncsim.study.config import JobOptions
 from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
-from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.loading import own_file
 from asyncsim.study.ranking import (
     Measure,
@@ -59,31 +59,19 @@ CLOCKS, STALENESS, EVALUATIONS, SPLIT = (
     f"{name}.csv" for name in ("clocks", "staleness", "evaluations", "split")
 )
 QUEUES, REWARDS, CURVES = (f"{name}.csv" for name in ("queues", "rewards", "curves"))
-_TIME, _UPDATE = Measure("time_to_target"), "update_time"
-#: Numbers of a clock: of `Trace.summary`.
-_NUMBERS = (
-    "update_time",
-    "learner_busy",
-    "slots_busy",
-    "staleness_mean",
-    "staleness_max",
-    "staleness_tokens_mean",
-    "staleness_tokens_max",
-    "samples_lost",
-    "lost_share",
-    "length_started",
-    "length_trained",
-)
+_TIME = Measure("time_to_target")
+#: The columns that name a run of each seed; rewards by the quartile of length.
+_KEYS = ["queue", "correction", "learning_rate"]
+_QUARTILES = [f"reward_q{part}" for part in range(1, 5)]
 _LIMITS = {
     "slots": "slots bind",
     "learner": "learner binds",
     "both": "both are always busy",
     "queue": "queue binds",
 }
-#: The columns of the printed tables of queues and of divisions.
-_OF_QUEUES: Columns = [
-    "queue",
-    Column(_UPDATE, "s an update"),
+#: The columns of the printed table of queues, and of the divisions of accelerators.
+_OF_CLOCK = (
+    Column("update_time", "s an update"),
     "learner_busy",
     "slots_busy",
     Column("staleness_mean", "staleness"),
@@ -93,9 +81,8 @@ _OF_QUEUES: Columns = [
     Column("length_started", "length (s)"),
     Column("length_trained", "trained (s)"),
     "limit",
-]
-_OF_SPLIT: Columns = ["queue", "generating", "training", *_OF_QUEUES[1:5], "limit"]
-_BY_LENGTH = [Column(f"reward_q{part}", f"q{part}") for part in range(1, 5)]
+)
+_OF_SPLIT = ("queue", "generating", "training", *_OF_CLOCK[:4], "limit")
 _LEGEND = (
     "staleness, largest: of samples, by the version at their start; by tokens: mean, by the "
     "version that wrote each token\nlost: share of finished or cancelled samples that were never "
@@ -103,8 +90,9 @@ _LEGEND = (
 )
 #: Of the end of a run, over which rewards by length are averaged.
 _LATE = 0.2
-#: Options that a recording replaces, and those of the training alone.
+#: Options that a recording replaces, that it lacks, and of the training alone.
 _OF_RECORDING = ("slots", "length", "train", "group", "batch")
+_OF_SLOTS = ("consume", "submit", "updates", "prefill", "transfer")
 _OF_TRAINING = ("baseline", "inner_steps", "optimizer", "problem", "tune", "target", "by_length")
 #: Evaluations after the first one that meets the target at which it must still be met.
 _HOLD = 1
@@ -191,30 +179,23 @@ class Config(JobOptions):
     def check(self) -> None:
         """Check the options."""
         super().check()
-        if self.recording is not None and not Path(self.recording).is_file():
-            raise InputError(
-                f"recording = {str(self.recording)!r}: there is no such file; give a log, parquet "
-                "or CSV"
-            )
-        unused: dict[str, tuple[str, ...]] = {}
         if self.recording is not None:
-            unused["beside recording"] = _OF_RECORDING
+            if not self.recording.is_file():
+                raise InputError(
+                    f"recording = {str(self.recording)!r}: there is no such file; give a log, "
+                    "parquet or CSV"
+                )
+            self.say_ignored(_OF_RECORDING, "beside --recording")
         if not self.corrections:
-            unused["without corrections"] = _OF_TRAINING
-        for reason, names in unused.items():
-            for name in filter(self.changed, names):
-                value = getattr(self, name)
-                raise InputError(f"{name} = {value}: has no effect {reason}; leave it out")
+            self.say_ignored(_OF_TRAINING, "without --corrections")
+        if not self.split:
+            self.say_ignored(("accelerators",), "without --split")
         require_count("steps", self.steps)
         require_count("split", self.split, 0, 1000)
         if self.target is not None:
             require_number("target", self.target)
         for count in self.accelerators:
             require_count("accelerators", count)
-        if self.changed("accelerators") and not self.split:
-            raise InputError(
-                f"accelerators = {self.accelerators}: has no effect without split; give split, too"
-            )
         if self.split == 1:
             raise InputError("split = 1: one accelerator cannot be divided; give 2 or more")
         check_values("queues", self.queues)
@@ -240,26 +221,19 @@ class Config(JobOptions):
 
     def cluster(self, queue: str) -> Cluster:
         """Return the cluster with a queue."""
-        own: dict[str, Any] = {
-            "consume": self.consume,
-            "submit": self.submit,
-            "updates": self.updates,
-            "queue": queue,
-        }
-        own |= {"prefill": self.prefill, "transfer": self.transfer}
         if self.recording is not None:
-            base = calibrate_rollouts(self.recording)
-            assert base.rollouts is not None
-            rollouts = dataclasses.replace(base.rollouts, **own)
-            return Cluster(1, base.compute, rollouts=rollouts, failures=self.failures)
-        rollouts = Rollouts(
-            slots=self.slots,
-            length=as_law("length", self.length),
-            group=self.group,
-            batch=self.batch,
-            **own,
+            cluster = calibrate_rollouts(self.recording)
+        else:
+            length = as_law("length", self.length)
+            rollouts = Rollouts(self.slots, length, group=self.group, batch=self.batch)
+            cluster = Cluster(1, self.train, rollouts=rollouts)
+        assert cluster.rollouts is not None
+        rollouts = dataclasses.replace(
+            cluster.rollouts,
+            **{name: getattr(self, name) for name in _OF_SLOTS},
+            queue=queue,
         )
-        return Cluster(1, self.train, rollouts=rollouts, failures=self.failures)
+        return dataclasses.replace(cluster, rollouts=rollouts, failures=self.failures)
 
 
 def run(config: Config) -> Result:
@@ -275,28 +249,14 @@ def run(config: Config) -> Result:
         problem = called("problem", problem, POLICY_PROBLEMS)
     record = {**config.options_record(), "cluster": _about(config, clusters)}
     jobs = [
-        measurement(
-            f"{queue}, seed {seed}",
-            _measure,
-            *(config, queue, cluster, seed, problem),
-            labels={"queue": queue, "seed": seed},
-        )
+        _queue_job(config, queue, cluster, seed, problem)
         for seed in range(config.seeds)
         for queue, cluster in clusters.items()
     ]
     jobs += [
-        measurement(
-            f"{queue}, {generating} of {config.split} accelerators generate",
-            _divided,
-            *(config, cluster, labels),
-            labels=labels,
-            errors=SPLIT,
-        )
+        _split_job(config, queue, cluster, generating)
         for queue, cluster in clusters.items()
         for generating in range(1, config.split)
-        for labels in [
-            {"queue": queue, "generating": generating, "training": config.split - generating}
-        ]
     ]
     with config.computing_device():
         conclude = functools.partial(_conclude, config, clusters)
@@ -307,25 +267,35 @@ def _conclude(
     config: Config, clusters: dict[str, Cluster], folder: Path, summary: pd.DataFrame
 ) -> None:
     finished = read(folder, "post_training")
-    tables = {QUEUES: queue_table(finished.table(CLOCKS))}
+    queues = queue_table(finished.table(CLOCKS))
+    tables, quickest = {QUEUES: queues}, queues.loc[queues["update_time"].idxmin()]
+    seeds = over_seeds(config.seeds, "means over")
+    about = f"{_about(config, clusters)}; {seeds}, after the first fifth of the updates"
+    parts: list[Any] = [about, titled(queues, ("queue", *_OF_CLOCK)), _LEGEND]
+    verdicts = [clock_verdict(queues)]
+    if (folder / SPLIT).exists():
+        divided = _with_limits(finished.table(SPLIT).sort_values("update_time", kind="stable"))
+        tables[SPLIT], (generating, training) = divided, config.accelerators
+        best = divided.iloc[0]
+        parts += [
+            f"{config.split} accelerators divided, by time alone, from {generating} for rollouts "
+            f"and {training} for training; the quickest first",
+            titled(divided.head(10), _OF_SPLIT),
+        ]
+        verdicts.append(
+            f"best division: {best['generating']} for rollouts and {best['training']} for "
+            f"training with {best['queue']}, {number_text(best['update_time'])} s an update"
+        )
     if config.corrections:
         evaluations = finished.table(EVALUATIONS)
         rewards = reward_table(with_targets(config, summary, evaluations))
         tables |= {REWARDS: rewards, CURVES: _best_curves(rewards, evaluations)}
-    if (folder / SPLIT).exists():
-        divided = finished.table(SPLIT).sort_values("update_time", kind="stable", ignore_index=True)
-        tables[SPLIT] = divided
-    rows = tables.get(REWARDS, tables[QUEUES])
-    by = _TIME.name if REWARDS in tables else _UPDATE
-    queue = rows.loc[rows[by].idxmin(), "queue"]
-    trace = simulate(clusters[queue], config.steps, 0, progress=False)
-    present(
-        folder,
-        tables,
-        *_parts(config, clusters, tables),
-        verdict=verdicts(tables),
-        example=(f"{queue}, seed 0", trace),
-    )
+        parts += _reward_parts(config, rewards)
+        verdicts.append(reward_verdict(rewards))
+        quickest = rewards.iloc[0]
+    trace = simulate(clusters[quickest["queue"]], config.steps, 0, progress=False)
+    example = (f"{quickest['queue']}, seed 0", trace)
+    present(folder, tables, *parts, verdict=verdicts, example=example)
 
 
 def _about(config: Config, clusters: dict[str, Cluster]) -> str:
@@ -354,6 +324,18 @@ def _called(function: Callable[..., Any], correction: str) -> Any:
     return function(**entry_of("corrections", correction, {}, "weight of a token").arguments)
 
 
+def _queue_job(
+    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
+) -> Job:
+    """Return the job of a queue's clock and of all runs on it."""
+    return measurement(
+        f"{queue}, seed {seed}",
+        _measure,
+        *(config, queue, cluster, seed, problem),
+        labels={"queue": queue, "seed": seed},
+    )
+
+
 def _measure(
     config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
 ) -> Tables:
@@ -361,19 +343,13 @@ def _measure(
     with config.computing_device():
         trace = simulate(cluster, config.steps, seed, progress=False)
         labels = {"queue": queue, "seed": seed}
-        clock = pd.DataFrame([{**labels, **_clock_numbers(trace)}])
+        clock = pd.DataFrame([{**labels, **trace.summary()}])
         tables = {CLOCKS: clock, STALENESS: _staleness(trace).assign(**labels)}
         if config.corrections:
             tables |= _train(config, trace, queue, problem)
         else:
             tables[results.SUMMARY] = clock.assign(status="finished")
         return {name: table.to_dict("records") for name, table in tables.items()}
-
-
-def _clock_numbers(trace: Trace) -> dict[str, float]:
-    """Return the numbers of a clock, and the limit that binds."""
-    numbers = trace.summary()
-    return {name: numbers[name] for name in _NUMBERS}
 
 
 def queue_table(clocks: pd.DataFrame) -> pd.DataFrame:
@@ -399,19 +375,22 @@ def _staleness(trace: Trace) -> pd.DataFrame:
     return pd.concat(laws)
 
 
+def _split_job(config: Config, queue: str, cluster: Cluster, generating: int) -> Job:
+    """Return the job of a clock with the accelerators divided in one way."""
+    labels = {"queue": queue, "generating": generating, "training": config.split - generating}
+    name = f"{queue}, {generating} of {config.split} accelerators generate"
+    return measurement(name, _divided, config, cluster, labels, labels=labels, errors=SPLIT)
+
+
 def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables:
-    """Simulate a queue's clock with the accelerators divided in one way."""
     assert cluster.rollouts is not None and isinstance(cluster.compute, Law)
     generating, training = config.accelerators
     slots = max(1, round(cluster.rollouts.slots * labels["generating"] / generating))
-    divided = dataclasses.replace(
-        cluster,
-        compute=scaled(cluster.compute, training / labels["training"]),
-        rollouts=dataclasses.replace(cluster.rollouts, slots=slots),
-    )
+    rollouts = dataclasses.replace(cluster.rollouts, slots=slots)
+    compute = scaled(cluster.compute, training / labels["training"])
+    divided = dataclasses.replace(cluster, compute=compute, rollouts=rollouts)
     trace = simulate(divided, config.steps, 0, progress=False)
-    clock = pd.DataFrame([{**labels, **_clock_numbers(trace)}])
-    return {SPLIT: _with_limits(clock).to_dict("records")}
+    return {SPLIT: [{**labels, **trace.summary()}]}
 
 
 def _train(
@@ -432,7 +411,7 @@ def _train(
                     "reward": run.evaluations["reward"].iloc[-1],
                     "final_loss": run.commits["loss"].iloc[-1],
                     "simulated_seconds": run.commits["commit_time"].iloc[-1],
-                    **late[["weight", *(column.name for column in _BY_LENGTH)]].mean(),
+                    **late[["weight", *_QUARTILES]].mean(),
                 }
             )
             curves.append(run.evaluations[["commit", "commit_time", "reward"]].assign(**labels))
@@ -444,15 +423,15 @@ def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFram
     start = evaluations.loc[evaluations["commit"] == 0, "reward"].mean()
     best = np.fmax(start, summary.loc[summary["status"] == "finished", "reward"].max())
     target = config.target if config.target is not None else (start + best) / 2
-    keys = ["queue", "correction", "learning_rate", "seed"]
-    by_run = evaluations.groupby(keys, sort=False)
-    runs = list(map(by_run.get_group, summary[keys].itertuples(index=False, name=None)))
+    keys = [*_KEYS, "seed"]
+    runs = dict(list(evaluations.groupby(keys, sort=False)))
+    of_rows = [runs[values] for values in summary[keys].itertuples(index=False, name=None)]
     times = {
         name: [
             time_to_target(run["commit_time"], -run["reward"], -target, hold)
             if target > start
             else np.inf
-            for run in runs
+            for run in of_rows
         ]
         for name, hold in (("time_to_target", _HOLD), ("first_touch", 0))
     }
@@ -460,26 +439,16 @@ def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFram
 
 
 def reward_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per queue and correction at its best rate for the final reward, the quickest to
-    the target first; means over the seeds.
+    """Rank the queues and corrections by their time to the target, each at its best rate for the
+    final reward; means over the seeds.
     """
-    keys = ["queue", "correction"]
-    best = tuned(summary, keys, Measure("reward", "most"))
-    columns = [
-        "reward",
-        "time_to_target",
-        "weight",
-        "target",
-        *(column.name for column in _BY_LENGTH),
-    ]
-    by = [*keys, "learning_rate"]
-    return ranked(grid(best, by, columns, _TIME), best, by, _TIME)
+    best = tuned(summary, _KEYS[:2], Measure("reward", "most"))
+    rows = grid(best, _KEYS, ["reward", "weight", *_QUARTILES], _TIME)
+    return ranked(rows, best, _KEYS, _TIME).assign(target=summary["target"].iloc[0])
 
 
 def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    keys = ["queue", "correction", "learning_rate"]
-    best = rewards[keys].merge(curves, on=keys)
-    band = best.groupby([*keys, "commit"], sort=False)
+    band = rewards[_KEYS].merge(curves, on=_KEYS).groupby([*_KEYS, "commit"], sort=False)
     return band.agg(
         commit_time=("commit_time", "mean"),
         reward=("reward", "mean"),
@@ -488,61 +457,41 @@ def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()
 
 
-def _parts(
-    config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.DataFrame]
-) -> list[str | pd.DataFrame]:
-    seeds = over_seeds(config.seeds, "means over")
-    about = f"{_about(config, clusters)}; {seeds}, after the first fifth of the updates"
-    parts = [about, titled(tables[QUEUES], _OF_QUEUES), _LEGEND]
-    if SPLIT in tables:
-        generating, training = config.accelerators
-        parts += [
-            f"{config.split} accelerators divided, by time alone, from {generating} for rollouts "
-            f"and {training} for training; the quickest first",
-            titled(tables[SPLIT].head(10), _OF_SPLIT),
-        ]
-    if REWARDS in tables:
-        rewards = tables[REWARDS]
-        origin = "half way from the start to the best final reward"
-        parts.append(
-            f"{config.problem}: each correction at its best rate for the reward at the end; time "
-            f"to {_goal(rewards)} ({origin if config.target is None else '--target'})"
-        )
-        further = ["reward", *(_BY_LENGTH if config.by_length else ())]
-        shown = rewards.assign(reward=spread(rewards, "reward"))
-        parts += ranked_parts(shown, ["queue", "correction", "learning_rate"], _TIME, further)
-        if config.by_length:
-            parts.append(
-                f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the "
-                "shortest"
-            )
-        parts.append(at_the_edge(rewards, config.tune, _names(rewards)))
-    return parts
+def _reward_parts(config: Config, rewards: pd.DataFrame) -> list[str | pd.DataFrame]:
+    """Return the ranking of the corrections, and the best rates at an edge."""
+    origin = "half way from the start to the best final reward"
+    origin = origin if config.target is None else "--target"
+    shown = rewards.assign(reward=spread(rewards, "reward"))
+    columns: Columns = ["reward"]
+    legend = ""
+    if config.by_length:
+        columns += [Column(name, name.removeprefix("reward_")) for name in _QUARTILES]
+        legend = f"q1 to q4: reward by quartile of length, in the last {_LATE:.0%}; q1 the shortest"
+    return [
+        f"{config.problem}: time to a reward of {number_text(rewards['target'].iloc[0])} "
+        f"({origin}) and reward at the end, each correction at its best rate",
+        *ranked_parts(shown, _KEYS, _TIME, columns),
+        legend,
+        at_the_edge(rewards, config.tune, _names(rewards)),
+    ]
 
 
-def _goal(rewards: pd.DataFrame) -> str:
-    target = rewards["target"].iloc[0]
-    return "the target" if np.isnan(target) else f"a reward of {number_text(target)}"
+def clock_verdict(queues: pd.DataFrame) -> str:
+    """Say which limit binds where, and which queue has the quickest update."""
+    limits = [
+        f"{', '.join(part['queue'])}: {limit}"
+        for limit, part in queues.groupby("limit", sort=False)
+    ]
+    quickest = queues.loc[queues["update_time"].idxmin()]
+    seconds = number_text(quickest["update_time"])
+    return f"{'; '.join(limits)}. Quickest update: {quickest['queue']}, {seconds} s"
+
+
+def reward_verdict(rewards: pd.DataFrame) -> str:
+    """Say which setting is the first at the target."""
+    goal = f"a reward of {number_text(rewards['target'].iloc[0])}"
+    return verdict(rewards, _names(rewards), _TIME, "setting", goal)
 
 
 def _names(rewards: pd.DataFrame) -> list[str]:
-    return list(rewards["correction"] + " in " + rewards["queue"])
-
-
-def verdicts(tables: dict[str, pd.DataFrame]) -> list[str]:
-    """Say which setting is the fastest to the reward, and which queue or division updates the
-    quickest.
-    """
-    quickest = tables[QUEUES].loc[tables[QUEUES][_UPDATE].idxmin()]
-    sentences = [f"quickest update: {quickest['queue']}, {number_text(quickest[_UPDATE])} s"]
-    if SPLIT in tables:
-        best = tables[SPLIT].iloc[0]
-        sentences.append(
-            f"quickest division: {best['generating']} for rollouts, {best['training']} for "
-            f"training, {best['queue']}, {number_text(best[_UPDATE])} s"
-        )
-    if REWARDS in tables:
-        rewards = tables[REWARDS]
-        words = verdict(rewards, _names(rewards), _TIME, "setting", _goal(rewards))
-        sentences.insert(0, words)
-    return sentences
+    return [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]

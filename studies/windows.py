@@ -46,12 +46,14 @@ from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
+#: Columns of grid.csv that are printed by workers and windows.
+_PRINTED = ("train_accuracy", "test_accuracy")
 #: Recorded cosines, see `asyncsim.recorders.directions`.
 COSINES = ("gradient_cosine", "previous_cosine", "target_cosine")
 #: The columns of a step in a run's commits.
 _STEPS = ("update_norm", *COSINES)
 #: Further columns of grid.csv by those of the summary.
-_OF_GRID = {name: name for name in ("train_accuracy", "test_accuracy", *_STEPS, "straightness")} | {
+_OF_GRID = {name: name for name in (*_STEPS, "straightness")} | {
     "simulated_seconds": "seconds",
     "trace.staleness_mean": "staleness_mean",
 }
@@ -126,9 +128,9 @@ def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
     ----------
     Hermans 2017, "On scalable deep learning and parallelizing gradient descent", chapter 4.
     """
-    end = min(float(run["commit_time"].iloc[-1]) for run in (a, b))
-    denominator = _area(b, end)
-    return _area(a, end) / denominator if denominator else math.nan
+    end = min(run["commit_time"].iloc[-1] for run in (a, b))
+    numerator, denominator = _area(a, end), _area(b, end)
+    return numerator / denominator if denominator else math.nan
 
 
 def path(job: CellRun, run: Run, trace: Trace) -> dict[str, float]:
@@ -144,10 +146,9 @@ def path(job: CellRun, run: Run, trace: Trace) -> dict[str, float]:
 
 
 def _area(run: pd.DataFrame, end: float) -> float:
-    time, value = (run[name].to_numpy(np.float64) for name in ("commit_time", "train_accuracy"))
-    before_end = time < end
-    time_until = np.append(time[before_end], end)
-    return float(np.trapezoid(np.interp(time_until, time, value), time_until))
+    time = run["commit_time"]
+    until = np.append(time[time < end], end)
+    return float(np.trapezoid(np.interp(until, time, run["train_accuracy"]), until))
 
 
 def by_window(table: Results) -> Further:
@@ -155,15 +156,15 @@ def by_window(table: Results) -> Further:
     efficiencies by workers and window.
     """
     summary = table.finished.summary
-    grid = means(summary, ["workers", "window", "method"], _OF_GRID)
+    grid = means(summary, ["workers", "window", "method"], [*_PRINTED, *_OF_GRID])
     grid = grid.rename(columns=_OF_GRID)
     efficiency = pd.DataFrame(_efficiencies(table.finished), columns=_EFFICIENCY)
+    pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
     parts: list[str | pd.DataFrame] = []
-    if len(efficiency):
-        pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
+    if len(pairs):
         wide = pairs.pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
-        wide = wide.rename(columns=str).reset_index()
-        parts = ["temporal efficiency, by workers and window", titled(wide, digits=4)]
+        wide = titled(wide.rename(columns=str).reset_index(), digits=4)
+        parts = ["temporal efficiency, by workers and window", wide]
     tables = grid, efficiency, pd.DataFrame(_staleness(table.finished))
     return dict(zip(TABLES, tables, strict=True)), parts
 

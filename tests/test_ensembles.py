@@ -95,10 +95,15 @@ def test_its_figure(losses, tmp_path):
         file.write("sgd,2,,,,,,\n")
     drawn = figures("ensembles").draw(folder)
     assert [path.name for path in drawn] == ["ensembles.png", "ensembles.pdf"]
-    (own, _) = figures("ensembles").ensembles(read(folder, "ensembles")).axes
+    (own, _) = figure_of(folder).axes
     curves = [line.get_ydata().tolist() for line in own.lines]
     assert curves == [
         [value for value in values if value == value]
         for values in losses.values()
         for _ in range(2)
     ]
+
+
+def figure_of(folder):
+    """The figure of a folder of results."""
+    return figures("ensembles").ensembles(read(folder, "ensembles"))
