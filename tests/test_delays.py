@@ -195,8 +195,8 @@ SMALL = {
         *("--window", "2", "--gradients", "16", "--problem", "quadratic"),
     ],
     "best_momentum": [
-        *("--delays", "0", "7", "--gradients", "200", "--tune", "0.5", "1.0", "3.3"),
-        *("--server-momentum", "-0.4", "0", "0.4", "0.67", "0.9"),
+        *("--delays", "0", "7", "--gradients", "200", "--tune", "0.5", "3.3"),
+        *("--server-momentum", "0.4", "0.67"),
     ],
     "pipeline": [
         *("--stages", "2", "--delays", "3", "--problem", "digits(hidden=[4])"),
