@@ -207,7 +207,7 @@ SMALL = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("question", SMALL)
-def test_each_question_runs_resumes_and_draws(question, tmp_path, capsys):
+def test_each_question_runs_resumes_and_draws(question, tmp_path, capsys, quick_figures):
     options = ["delays", question, *SMALL[question], "--seeds", "2"]
     whole = tmp_path / "whole"
     assert commands.main([*options, "--out", str(whole)]) == 0
@@ -216,8 +216,7 @@ def test_each_question_runs_resumes_and_draws(question, tmp_path, capsys):
     finished = read_study(whole, "delays")
     assert finished.config["question"] == question
     files = {path: path.read_bytes() for path in whole.glob("*.csv")}
-    for path in figures("delays").draw(whole):
-        assert path.stat().st_size > 10_000
+    assert all(path.exists() for path in figures("delays").draw(whole))
     next((whole / "parts").iterdir()).unlink()
     for path in files:
         path.unlink()
