@@ -184,7 +184,7 @@ def _setting(evidence: Finished, claim: Claim, scale: str) -> str:
             continue
         if name == "seeds" and claim.looked and scale == "small":
             first = f"a first look had {claim.looked}"
-            last = f"{claim.looked} to {value - 1}" if claim.anew else value
+            last = f"{claim.looked} to {value - 1}" if claim.later_seeds else value
             parts.append(f"seeds {last} ({first})")
             continue
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -212,7 +212,7 @@ def _asked(row: Any) -> str:
 
 
 def _counts(table: pd.DataFrame) -> str:
-    """Count the claims that hold; in a second line, those of the other verdicts."""
+    """Count the claims that hold; in a second line, the other verdicts."""
     counts = table["verdict"].str.partition(":")[0].str.partition(" (")[0].value_counts()
     holds = counts.pop("holds") if "holds" in counts else 0
     others = ", ".join(f"{verdict_text}: {count}" for verdict_text, count in counts.items())

@@ -136,7 +136,7 @@ def test_comparisons_choose_rows_best_rates_and_bounds():
         "{of[workers]}: {}",
         *("loss", {"method": "sgd"}, {"method": "gem"}),
         above=1.9,
-        each=("workers",),
+        per=("workers",),
         best=Measure("loss"),
     )
     # One worker has no run of GEM: its rows are named.
@@ -229,7 +229,9 @@ def test_round_off_is_no_difference():
 
 def test_seeds_of_a_first_look_do_not_count():
     finished = Runs(rows_of({("a",): [9.0, 9.0, 0.1, 0.2, 0.3]}, ("method",), "loss"))
-    claim = Claim("", "", ("x",), (Bounds("{}", "loss", {}, below=1.0),), looked=2, anew=True)
+    claim = Claim(
+        "", "", ("x",), (Bounds("{}", "loss", {}, below=1.0),), looked=2, later_seeds=True
+    )
     assert [finding.holds for finding in claim.findings([finished])] == [True]
     assert [finding.holds for finding in claim.findings([finished], "paper")] == [None]
 

@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
     text: str
     holds: bool | None
-    where: str = ""  #: the value of the claim's assumption
+    condition: str = ""  #: the value of the claim's assumption
 
 
 class Bounds(NamedTuple):
@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
     #: Whether two rows are compared by their ratio or by their difference.
     ratio: bool = True
     #: Columns for whose every value both rows are compared.
-    each: tuple[str, ...] = ()
+    per: tuple[str, ...] = ()
     #: Column whose consecutive values the two rows have.
     pairs: str = ""
     #: Measure by which the best value of ``over`` is chosen for each row.
@@ -57,7 +57,7 @@ class Bounds(NamedTuple):
     over: tuple[str, ...] = ("learning_rate",)
 
     def judge(self, finished: Finished, other: Finished | None = None) -> Iterator[Finding]:
-        """Yield a finding for each value of ``each``; ``other``: the results of the second row."""
+        """Yield a finding for each value of ``per``; ``other``: the results of the second row."""
         finished, other = (
             self._measured(results) for results in (finished, finished if other is None else other)
         )
@@ -112,8 +112,8 @@ class Bounds(NamedTuple):
                 yield of | {self.pairs: low}, to | {self.pairs: high}
             return
         rows = _selected(summary, of)
-        for cell in itertools.product(*(sorted(rows[name].unique()) for name in self.each)):
-            shared = dict(zip(self.each, cell, strict=True))
+        for cell in itertools.product(*(sorted(rows[name].unique()) for name in self.per)):
+            shared = dict(zip(self.per, cell, strict=True))
             yield of | shared, to | shared
 
     def _values(self, finished: Finished, row: Mapping[str, Any]) -> pd.Series:
@@ -155,7 +155,7 @@ class Claim(NamedTuple):
     #: Seeds of a first look at small scale, after which more seeds were run.
     looked: int = 0
     #: Whether the first look decided the rule, or is repeated: only later seeds count.
-    anew: bool = False
+    later_seeds: bool = False
     #: Option whose value the source does not state: each command has one, and the verdict says with
     #: which the claim holds.
     assumption: str = ""
@@ -166,7 +166,7 @@ class Claim(NamedTuple):
 
     def findings(self, evidence: Sequence[Finished], scale: str = "small") -> list[Finding]:
         """Judge the results of the commands."""
-        if self.anew and scale == "small":
+        if self.later_seeds and scale == "small":
             evidence = [
                 results._replace(summary=results.summary[results.summary["seed"] >= self.looked])
                 for results in evidence
@@ -176,8 +176,8 @@ class Claim(NamedTuple):
         findings = []
         for command, results in zip(self.commands(scale), evidence, strict=True):
             _, _, typed = command.partition(f"--{self.assumption} ")
-            where = f"{self.assumption} {typed.split()[0]}"
-            findings += [finding._replace(where=where) for finding in self._judge(results)]
+            condition = f"{self.assumption} {typed.split()[0]}"
+            findings += [finding._replace(condition=condition) for finding in self._judge(results)]
         return findings
 
     def _judge(self, *evidence: Finished) -> Iterable[Finding]:
@@ -197,7 +197,7 @@ def verdict(findings: Sequence[Finding]) -> str:
     """
     by_value: dict[str, list[bool | None]] = {}
     for finding in findings:
-        by_value.setdefault(finding.where, []).append(finding.holds)
+        by_value.setdefault(finding.condition, []).append(finding.holds)
     verdicts = {value: _verdict(answers) for value, answers in by_value.items()}
     if len(set(verdicts.values())) == 1:
         return next(iter(verdicts.values()))
@@ -220,8 +220,8 @@ def measured(findings: Sequence[Finding]) -> str:
     """Join the findings in a sentence; marks distinguish contradictions and undecided ones."""
     marks = {True: "", False: "not so: ", None: "undecided: "}
     return "; ".join(
-        f"{f'{finding.where}: ' if finding.where else ''}{marks[finding.holds]}{finding.text}"
-        for finding in findings
+        f"{condition}: " * bool(condition) + marks[holds] + text
+        for text, holds, condition in findings
     )
 
 

@@ -56,7 +56,7 @@ _BEST_RATE = tuple(
         {"method": method},
         {"method": "gem"},
         above=1.0,
-        each=("workers",),
+        per=("workers",),
         best=Measure("train_loss"),
     )
     for name, method in (("DOWNPOUR", "downpour"), ("adaptive staleness", "adaptive_staleness"))
@@ -208,7 +208,7 @@ def _energy(method: str) -> tuple[Bounds, ...]:
     """Return the comparison of a method's late energy ratio with one (equation 12)."""
     text = "n = {of[workers]}: the central energy is {} times the proxy's"
     of = {"method": method}
-    return (Bounds(text, "energy_ratio", of, below=1.0, each=("workers",)),)
+    return (Bounds(text, "energy_ratio", of, below=1.0, per=("workers",)),)
 
 
 _STABILITY = ("stability --workers 5 20 100 --no-limits --seeds 3",)
@@ -251,7 +251,7 @@ CLAIMS: Sequence[Claim] = (
         _BEST_RATE,
         _MISSPECIFIED_PAPER,
         looked=2,
-        anew=True,
+        later_seeds=True,
     ),
     Claim(
         "The median of GEM's factor falls with the number of workers",
@@ -315,7 +315,7 @@ CLAIMS: Sequence[Claim] = (
         compliance,
         _MISSPECIFIED_PAPER,
         looked=2,
-        anew=True,
+        later_seeds=True,
     ),
     Claim(
         "A run with more than the proxy's energy is unstable",
@@ -325,7 +325,7 @@ CLAIMS: Sequence[Claim] = (
         _MISSPECIFIED_PAPER,
         ours=True,
         looked=2,
-        anew=True,
+        later_seeds=True,
     ),
     Claim(
         "GEM keeps the central energy at or below the proxy's",

@@ -26,7 +26,7 @@ _AT_LEAST_AS_LOW = Bounds(
     "n = {of[workers]}, period {of[window]}: EASGD ends at {} times LSGD's loss",
     *("train_loss", _EASGD, _LSGD),
     above=1 / _AS_LOW,
-    each=_CELLS,
+    per=_CELLS,
     best=Measure("train_loss"),
 )
 
@@ -43,7 +43,7 @@ def sooner(finished: Finished) -> Iterator[Finding]:
         "n = {of[workers]}, period {of[window]}: LSGD is {} times as fast as EASGD",
         *(until_target, _EASGD, _LSGD),
         above=1.0,
-        each=_CELLS,
+        per=_CELLS,
         best=Measure("until_target"),
     )
     return comparison.judge(finished)
@@ -84,11 +84,11 @@ def stationary(finished: Finished) -> list[Finding]:
 
 
 def not_decelerated(finished: Finished) -> Iterator[Finding]:
-    """Compare the times to the target of LGD and EASGD, each at its best strength of the pull, with
-    that of workers alone.
+    """Compare the times to the target of LGD and EASGD, each at its best strength of the pull, and
+    of workers alone.
     """
     seconds = finished.table(RANKING).set_index("method")["time_to_target"]
-    alone = seconds.pop(_UNPULLED)
+    unpulled = seconds.pop(_UNPULLED)
     for name, words, is_quick in (
         ("lgd", "LGD's leader", True),
         ("easgd", "EASGD's center", False),
@@ -99,8 +99,8 @@ def not_decelerated(finished: Finished) -> Iterator[Finding]:
         listed = ", ".join(f"{value:,.0f}" for value in of_method)
         yield Finding(
             f"{words} is in a well after {of_method.min():,.0f} s at its best strength (of "
-            f"{_STRENGTHS}: {listed} s), the best of workers alone after {alone:,.0f} s",
-            bool(of_method.min() <= alone) == is_quick,
+            f"{_STRENGTHS}: {listed} s), the best of workers alone after {unpulled:,.0f} s",
+            bool(of_method.min() <= unpulled) == is_quick,
         )
 
 

@@ -35,11 +35,11 @@ _PHRASES = {
 
 def entries(cluster: Any) -> dict[str, str]:
     """Return the entries that differ from the defaults, and the form of the visits, as texts."""
-    shown = ("protocol", "discipline") if cluster.topology is None else ()
+    always = ("protocol", "discipline") if cluster.topology is None else ()
     texts = {}
     for entry in fields(cluster):
         value = getattr(cluster, entry.name)
-        if entry.name in shown or value != entry.default:
+        if entry.name in always or value != entry.default:
             is_pair = isinstance(value, tuple) and not is_matrix(value) and entry.name in _DIRECTED
             text = " up and ".join(map(_text, value)) + " down" if is_pair else _text(value)
             texts[entry.name] = text

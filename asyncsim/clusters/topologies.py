@@ -33,7 +33,7 @@ _DRAWS = 1_000
 #: Memory (bytes) of an edge in a simulation.
 _EDGE_BYTES = 200
 #: The most workers of a matrix that a title shows.
-_SHOWN = 4
+_TITLE_WORKERS = 4
 
 
 class Edges(NamedTuple):
@@ -322,7 +322,7 @@ class adjacency(Topology):
 
     def __repr__(self) -> str:
         """Write the label, or the text, of a large matrix without its entries."""
-        if self.label is None and len(self.matrix) > _SHOWN:
+        if self.label is None and len(self.matrix) > _TITLE_WORKERS:
             return f"{self.name}(<matrix of {len(self.matrix)}>, weights={self.weights})"
         return self.label or str(self)
 
@@ -375,11 +375,11 @@ class slow_links(Topology):
     links: Annotated[Any, _links]
 
     def __repr__(self) -> str:
-        """Write the text, with that of the graph for titles."""
+        """Write the text, with the graph's text for titles."""
         return f"{self.name}({self.topology!r}, {write(self.links)})"
 
     def edges(self, workers: int) -> list[Edges]:
-        """Return those of the graph."""
+        """Return the graph's edges."""
         return self.topology.edges(workers)
 
     def slowness(self, workers: int) -> dict[tuple[int, int], float]:

@@ -81,7 +81,9 @@ def finish(
     `title`.
     """
     named = (
-        labelled(figure) if handles is None else {str(each.get_label()): each for each in handles}
+        labelled(figure)
+        if handles is None
+        else {str(handle.get_label()): handle for handle in handles}
     )
     if any(line.get_marker() == DIVERGED["marker"] for axes in figure.axes for line in axes.lines):
         named["diverged"] = Line2D([], [], color=BLACK, **DIVERGED)
@@ -96,31 +98,31 @@ def alone(figure: Figure, text: str) -> list[str]:
     Returns the words of all panels if none has the text.
     """
     words = {axes: f"{axes.get_title('left')} {axes.get_ylabel()}".strip() for axes in figure.axes}
-    kept = next((axes for axes in words if text.casefold() in words[axes].casefold()), None)
-    if kept is None or figure.subfigs:
+    panel = next((axes for axes in words if text.casefold() in words[axes].casefold()), None)
+    if panel is None or figure.subfigs:
         return list(words.values())
     if len(words) > 1:
-        _without_others(figure, kept)
-    kept.set_title("", loc="left")
+        _without_others(figure, panel)
+    panel.set_title("", loc="left")
     figure.suptitle("").set_in_layout(False)
     figure.set_figheight(min(figure.get_figheight(), _COLUMN_HEIGHT))
     return []
 
 
-def _without_others(figure: Figure, kept: Axes) -> None:
+def _without_others(figure: Figure, panel: Axes) -> None:
     """Remove all panels but one, and their entries in the legend."""
     everywhere = labelled(figure)
-    handles = dict(zip(*reversed(kept.get_legend_handles_labels()), strict=True))
+    handles = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
     for legend in figure.legends:
         names = [entry.get_text() for entry in legend.get_texts()]
         entries = zip(names, legend.legend_handles, strict=True)
         handles |= {name: handle for name, handle in entries if name not in everywhere}
         legend.remove()
     for axes in figure.axes:
-        if axes is not kept:
+        if axes is not panel:
             axes.remove()
-    kept.set_subplotspec(GridSpec(1, 1, figure)[0])
-    kept.tick_params(labelleft=True, labelbottom=True)
+    panel.set_subplotspec(GridSpec(1, 1, figure)[0])
+    panel.tick_params(labelleft=True, labelbottom=True)
     legend_below(figure, list(handles.values()), list(handles), 4)
 
 

@@ -171,7 +171,7 @@ _OWN_COLORS = (VERMILLION, BLUE, GREEN, BLACK)
 _OWN_LINES = ("-", (0, (7, 2)), (0, (2.5, 1)), (0, (1, 1)))
 _STRONG, _THIN = 2.0, 0.8
 # The first four differ in both: those who cannot see the colours see the lines.
-_OWN = [
+_USERS_LOOKS = [
     (color, _OWN_LINES[(i + turn) % 4]) for turn in range(3) for i, color in enumerate(_OWN_COLORS)
 ]
 
@@ -184,20 +184,22 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     keep their names as labels, and have the first colours.
     """
     names = list(names)
-    own = [name for name in names if name.partition("(")[0] not in METHOD_LOOKS]
+    unknown = [name for name in names if name.partition("(")[0] not in METHOD_LOOKS]
     chosen = {
         name: Look(*look, name, _STRONG)
-        for name, look in zip(own, itertools.cycle(_OWN), strict=False)
+        for name, look in zip(unknown, itertools.cycle(_USERS_LOOKS), strict=False)
     }
     ordered = dict.fromkeys([*(name for name in METHOD_LOOKS if name in names), *names])
-    known = {name: METHOD_LOOKS[name.partition("(")[0]] for name in ordered if name not in own}
-    firsts = {appearance.color: name for name, appearance in reversed((chosen | known).items())}
+    standard = {
+        name: METHOD_LOOKS[name.partition("(")[0]] for name in ordered if name not in unknown
+    }
+    firsts = {appearance.color: name for name, appearance in reversed((chosen | standard).items())}
     free = iter([color for color in _PALETTE if color not in firsts])
-    for name, (color, line, label, width) in known.items():
+    for name, (color, line, label, width) in standard.items():
         if arguments := name.partition("(")[2]:
             label = f"{label} ({arguments.replace('_', ' ')}"
         color = color if firsts[color] == name else next(free, color)
-        chosen[name] = Look(color, line, label, _THIN if own else width)
+        chosen[name] = Look(color, line, label, _THIN if unknown else width)
     return {name: chosen[name] for name in names}
 
 

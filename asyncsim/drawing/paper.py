@@ -232,10 +232,10 @@ def drawer(
     def draw(folder: str | os.PathLike) -> list[Path]:
         finished = read(folder, study, columns)
         with look.style():
-            wanted = {name: make for name, make in figures.items() if _is_wanted(name)}
+            selected = {name: make for name, make in figures.items() if _is_wanted(name)}
             return [
                 path
-                for name, make in wanted.items()
+                for name, make in selected.items()
                 for path in _save(make(finished), finished.folder / name, make)
             ]
 

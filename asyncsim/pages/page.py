@@ -54,7 +54,7 @@ _MOST_BYTES = 2_000_000
 #: The integer for an offset of 1 in the page's data, and the integer for an unknown place.
 _UNIT, _NOWHERE = 28_000, -32_768
 #: A run on a page: its title, the run and its trace.
-Shown = tuple[str, Run, Trace]
+PageRun = tuple[str, Run, Trace]
 #: Descriptions of the forces on replicas; see `asyncsim.pages.film.Film`.
 _FORCES = {
     "spring": " Springs join the replicas and the central variable.",
@@ -114,7 +114,7 @@ def write_page(
     return _write(out or folder / results.PAGE, page)
 
 
-def _timelines(folder: Path, chosen: Sequence[Shown]) -> list[dict[str, Any]]:
+def _timelines(folder: Path, chosen: Sequence[PageRun]) -> list[dict[str, Any]]:
     """Return the timelines of the runs; without runs, of an example, the first
     trace or the first recording.
     """
@@ -128,7 +128,7 @@ def _timelines(folder: Path, chosen: Sequence[Shown]) -> list[dict[str, Any]]:
     return []
 
 
-def animation(chosen: Sequence[Shown]) -> dict[str, Any]:
+def animation(chosen: Sequence[PageRun]) -> dict[str, Any]:
     """Return an animation's data for the page's script: arrays as base64, the rest as JSON."""
     most = min(MOST_WORKERS, max(trace.workers for _, _, trace in chosen))
     frames = max(2, min(_MOST_FRAMES, _MOST_BYTES // (6 * most * len(chosen))))
@@ -197,11 +197,11 @@ def _places(places: np.ndarray) -> dict[str, Any]:
     return pack({"x": integers[..., 0].ravel(), "y": integers[..., 1].ravel()})
 
 
-def shown_runs(folder: Path) -> list[Shown]:
-    """Return the titled run of a study's best row, with ``--animate`` also that of the worst; of a
+def shown_runs(folder: Path) -> list[PageRun]:
+    """Return the titled run of a study's best row, with ``--animate`` also the worst row's; of a
     row the run with the first seed.
 
-    The rows are those of `results.RANKING`; without it, the runs by their final training loss.
+    The rows are from `results.RANKING`; without it, the runs by their final training loss.
     """
     config = results.config_of(folder)
     keys = ["method", *results.cell_options(config), "learning_rate"]

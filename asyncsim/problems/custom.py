@@ -229,8 +229,8 @@ def _check_predict(problem: Problem, params: Tree) -> None:
 
 def _traced(call: str, function: Any, *arguments: Any) -> Any:
     """Trace a function and return the shapes of its results; raise InputError if it fails."""
-    where = "from the key that init and loss are given"
-    return _shapes(shapes_of(call, naming(call, function), *arguments, key=where))
+    scope = "from the key that init and loss are given"
+    return _shapes(shapes_of(call, naming(call, function), *arguments, key=scope))
 
 
 def _is_number(value: Any) -> bool:

@@ -73,8 +73,8 @@ class Peer:
         self._computing.run(self._index, self._computing.first_job(self._index))
         visit, start, row = self._visit(0, 1.0), self._start, self._row
         mixed = row if self._meets else row._replace(memory=Mass(start, ()))
-        met = self._row.method if self._meets else (), np.int32(-1)
-        *_, message, _ = self._finish(mixed, start, start, met, visit)
+        loan = self._row.method if self._meets else (), np.int32(-1)
+        *_, message, _ = self._finish(mixed, start, start, loan, visit)
         self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
         if not self._meets:
             self._add(self._nothing, self._nothing, np.asarray(0.0, self._dtype))
@@ -142,16 +142,16 @@ class Peer:
         job = Computation(step, step, np.asarray(start), self._row.learner)
         result = await asyncio.to_thread(self._compute, job)
         send_time = max(start_time, self._now())
-        partner, met, earliest = -1, (), 0.0
+        partner, loan, earliest = -1, (), 0.0
         if self._meets:
             partner = self._partner(self._index, step)
-            met, earliest = await self._lend_both(peers, partner)
+            loan, earliest = await self._lend_both(peers, partner)
             row = self._row
         elif mixes_beside:
             messages = await self._take_up(step)
             row, _ = self._begin(self._row, self._mixable(messages), visit)
-        outputs = self._finish(row, start, result.update, (met, np.int32(partner)), visit)
-        state, memory, moved, norm, message, met = jax.tree.map(np.asarray, outputs)
+        outputs = self._finish(row, start, result.update, (loan, np.int32(partner)), visit)
+        state, memory, moved, norm, message, loan = jax.tree.map(np.asarray, outputs)
         commit_time, self._moved = max(send_time, self._now()), self._moved + moved
         self._row = self._row._replace(memory=memory, learner=result.learner)
         if self._meets:
@@ -159,7 +159,7 @@ class Peer:
             earliest = math.nextafter(max(earliest, self._last_exchange), math.inf)
             commit_time, self._start = max(commit_time, earliest), message
             if partner >= 0:
-                await peers[partner].give_back(met, commit_time)
+                await peers[partner].give_back(loan, commit_time)
             await self.give_back(state, commit_time)
         else:
             self._row = self._row._replace(method=state)
@@ -244,8 +244,8 @@ def _compiled(method: Any) -> tuple[Any, Any, Any]:
         mixed, start = begin(method, None, StepInputs(visit, row, received=received))
         return mixed.row, start
 
-    def commit(row, start, update, met, visit):
-        inputs = StepInputs(visit, row, start, None, *met)
+    def commit(row, start, update, loan, visit):
+        inputs = StepInputs(visit, row, start, None, *loan)
         local = LocalResult(update, jnp.zeros((), update.dtype), ())
         # Without a server there is no central variable to read: its place holds zeros.
         end = finish(method, "none", ServerState(jnp.zeros_like(update)), inputs, start, local)

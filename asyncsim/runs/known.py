@@ -73,10 +73,10 @@ def missing() -> list[Path]:
 
 def forget() -> int:
     """Remove the folders that are gone from the list; return their number."""
-    gone = missing()
-    lines = [f"{path}\n" for path in results.listed() if path not in gone]
+    absent = missing()
+    lines = [f"{path}\n" for path in results.listed() if path not in absent]
     write_text(results.index_folder() / results.FOLDER_LIST, "".join(lines))
-    return len(gone)
+    return len(absent)
 
 
 def add_root(folder: str | os.PathLike) -> None:
@@ -149,11 +149,11 @@ def find(name: str) -> Tag:
     InputError
         For an unknown name, or a name of several folders.
     """
-    known = entries()
-    matches = [tag for entry in known for tag in entry.tags if tag.name == name]
+    listed = entries()
+    matches = [tag for entry in listed for tag in entry.tags if tag.name == name]
     if not matches:
         local = [path for path in (Path(name), Path("results", name)) if _has_results(path)]
-        named = [entry.folder for entry in known if entry.folder.name == name]
+        named = [entry.folder for entry in listed if entry.folder.name == name]
         folders = [path.absolute() for path in local[:1]] or named
         matches = [Tag(folder.name, folder) for folder in folders]
     if len(matches) > 1:
@@ -162,8 +162,8 @@ def find(name: str) -> Tag:
             f"name = {name!r}: {len(matches)} folders have it: {places}; give the path of one"
         )
     if not matches:
-        names = {tag.name for entry in known for tag in entry.tags}
-        names |= {entry.folder.name for entry in known}
+        names = {tag.name for entry in listed for tag in entry.tags}
+        names |= {entry.folder.name for entry in listed}
         match = nearest(name, names)
         hint = f"did you mean {match!r}? " if match else ""
         raise InputError(
@@ -259,8 +259,8 @@ def _cluster(config: Mapping[str, Any]) -> str:
     workers = config.get("workers")
     numbers = workers if isinstance(workers, list) else [] if workers is None else [workers]
     parts = [f"{', '.join(map(str, numbers))} worker{'' if numbers == [1] else 's'}"]
-    others = [(config.get(name), usual) for name, usual in _CLUSTER.items()]
-    parts += [text for text, usual in others if isinstance(text, str) and text != usual]
+    settings = [(config.get(name), usual) for name, usual in _CLUSTER.items()]
+    parts += [text for text, usual in settings if isinstance(text, str) and text != usual]
     return ", ".join(parts if numbers else parts[1:])
 
 

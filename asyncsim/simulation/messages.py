@@ -266,10 +266,10 @@ class Messages(Peers):
 
     def _lacks(self, index: int, number: int) -> bool:
         """Return whether a message of a round is expected that was not sent yet."""
-        done = self._round_of(index, number).senders
+        senders_so_far = self._round_of(index, number).senders
         senders = self._from[number % len(self._edges)][index]
         return any(
-            peer not in done and peer in self.counted and number >= self._since[peer]
+            peer not in senders_so_far and peer in self.counted and number >= self._since[peer]
             for peer in senders
         )
 

@@ -204,8 +204,8 @@ def _rate(cluster: Cluster) -> ThroughputTheory | None:
         state = repairman(cluster.workers, away(cluster)[0], cluster.service.mean)
         return ThroughputTheory("machine repairman", state.throughput, exact=nothing_lost)
     bound = ThroughputTheory("saturation bound", _highest_rate(cluster))
-    held = policy.chooses_when_to_reply and cluster.workers > 1
-    may_wait = held or queues(cluster) or waits_for_parts(cluster)
+    delayed = policy.chooses_when_to_reply and cluster.workers > 1
+    may_wait = delayed or queues(cluster) or waits_for_parts(cluster)
     return (
         bound if may_wait or not nothing_lost else bound._replace(name="nobody waits", exact=True)
     )
