@@ -323,7 +323,7 @@ def _candidate(
             )
         policy = barrier(policy.count, collective)
     topology = None if labels["topology"] == SERVER else as_topology(labels["topology"])
-    gossip = {} if topology is None else {"topology": topology, "policy": policy}
+    gossip: dict[str, Any] = {} if topology is None else {"topology": topology, "policy": policy}
     if topology is not None and policy.name in WITHOUT_SERVER:
         policy = asynchronous()  # until the cluster has its topology
     serverless = policy.collective is not None or topology is not None
