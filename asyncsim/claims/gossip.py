@@ -22,7 +22,7 @@ def _compare(text: str, of: str, to: str, column: str = "time_to_target", **boun
     return Bounds(text, column, {"method": of}, {"method": to}, best=best, over=over, **bounds)
 
 
-def _slowed(cause: str, name: str, method: str, **bounds: float) -> Bounds:
+def _slowed(cause: str, name: str, method: str, **bounds: Any) -> Bounds:
     """Compare a method's times in two studies."""
     return _compare(f"{cause} makes {name} {{}} times as slow", method, method, **bounds)
 

@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _entry(option: str, item: Any, table: Mapping[str, Any], kind: type[Product]) -> Entry:
+def _entry(option: str, item: Any, table: Mapping[str, Any], kind: Any) -> Entry:
     """Return the entry of a text; of an object from Python, an entry that returns it as it is."""
     if isinstance(item, kind):
         return Entry(item.name, lambda: item, {}, is_users=True)

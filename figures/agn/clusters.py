@@ -30,8 +30,7 @@ def staleness(results: Finished) -> Figure:
                 color=shade.color,
                 label=f"\u03bb = {window}",
             )
-        style = {"color": look.BLACK, "linewidth": 0.8, "linestyle": "--"}
-        axes.axvline(n - 1, label="n \u2212 1", **style)
+        axes.axvline(n - 1, color=look.BLACK, lw=0.8, ls="--", label="n \u2212 1")
         if n in modes.index:
             axes.plot(
                 modes[n],

@@ -231,7 +231,7 @@ def log_axis(
     ``limit``.
     """
     means = [curve.mean if isinstance(curve, Curve) else curve for curve in curves]
-    values = np.concatenate([np.ravel(np.asarray(mean, np.float64)) for mean in means] or [[]])
+    values = np.concatenate([np.zeros(0), *(np.ravel(mean) for mean in means)]).astype(float)
     values = values[np.isfinite(values) & (values > 0)]
     low, high = log_limits((), values if len(values) else (1.0,), 1.25)
     if limit is not None:
