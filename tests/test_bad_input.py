@@ -249,7 +249,7 @@ throughput --tasks=mnist | tasks = 'mnist': unknown;
 throughput --tasks | tasks: none given; choose from trace, quadratic, digits, cnn
 throughput --tasks trace trace | tasks = trace, trace: one comes twice; give each once
 throughput --methods=sgd | methods = 'sgd': unknown;
-throughput --methods | methods: none given; choose from downpour, gem, all
+throughput --methods | methods: none given; give at least one
 throughput --workers 0 | workers = 0: must be at least 1
 throughput --workers | workers: none given; give at least one number
 throughput --workers 3 3 | workers = 3, 3: one comes twice; give each once

@@ -95,7 +95,7 @@ FAMILIES = {
         *("stability", "adaptive staleness with n workers", "adaptive_staleness"),
         series="adaptive_staleness n={:g}",
     ),
-    "2": Family("hundred", "GEM with 100 workers"),
+    "2": Family("hundred", "GEM with n workers"),
     "3": Family(
         "stability", "GEM's factor \u03c0 with n workers", is_factor=True, bars=(0.03, 0.25)
     ),
