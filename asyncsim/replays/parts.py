@@ -21,7 +21,7 @@ from asyncsim.methods.method import Method
 from asyncsim.problems.partition import Partition, partition
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.plan import Minibatches, Plan, chunk_size, members, visits_at
-from asyncsim.replays.state import JobPieces, Layout, Rounds
+from asyncsim.replays.state import JobPieces, Layout, PlannedRounds
 from asyncsim.replays.tuning import Form, tuning
 from asyncsim.replays.waves import Reads, Waves, allocate, cut, find_waves, previous_commit
 from asyncsim.traces.columns import ACCEPTED, APPLIED, arrays_of, table_of
@@ -232,7 +232,7 @@ class ShardedPlan:
             shards=tuple(plan.layout(method) for plan in self._plans),
         )
 
-    def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Rounds]]:
+    def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, PlannedRounds]]:
         """Yield the messages that are complete before and after a chunk's rounds, and the rounds'
         arrays.
         """
@@ -245,7 +245,7 @@ class ShardedPlan:
         """Return the number of parts at the end of a number of messages."""
         return np.r_[0, self._jobs.parts_at_end][messages]
 
-    def _rounds(self, bounds: np.ndarray) -> Rounds:
+    def _rounds(self, bounds: np.ndarray) -> PlannedRounds:
         """Fill in the arrays of consecutive rounds, padded to a whole chunk."""
         rounds = members(bounds, 0, True, self._chunk)
 
@@ -263,7 +263,7 @@ class ShardedPlan:
             self._place[job].astype(np.int32),
             self._read_slots[job].astype(np.int32),
         )
-        return Rounds(
+        return PlannedRounds(
             jobs,
             tuple(plan.pieces(*of) for plan, of in zip(self._plans, of_shards, strict=True)),
             self._place[self._jobs.of_message[message]].astype(np.int32),

@@ -204,10 +204,7 @@ class _Carried(NamedTuple):
 
 
 class Piece:
-    """The program of a piece: its gradients at once, then its commits in order.
-
-    ``shape``: of the piece's numbers, ``[piece_size, columns]``.
-    """
+    """The program of a piece: its gradients at once, then its commits in order."""
 
     def __init__(self, parts: Parts, recorders: Recorders, layout: Layout):
         self._method, self._local, restart = parts

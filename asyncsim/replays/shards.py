@@ -25,9 +25,9 @@ from asyncsim.replays.state import (
     JobPieces,
     Layout,
     Pieces,
+    PlannedRounds,
     Recorders,
     ReplayState,
-    Rounds,
     Start,
     initial_state,
 )
@@ -95,7 +95,7 @@ class InShards:
             lambda numbers: functools.partial(self._run_round, parts(numbers)),
             lambda state, rounds: jnp.zeros((*rounds.complete.shape, width), state.numbers.dtype),
             over,
-            Rounds(axes_of(JobPieces), None, None),  # type: ignore[arg-type]
+            PlannedRounds(axes_of(JobPieces), None, None),  # type: ignore[arg-type]
         )
 
         #: Builds the state at version zero.
@@ -140,7 +140,7 @@ class InShards:
         return ShardedState(tuple(shards), learners, updates, table(len(columns(self._recorders))))
 
     def _run_round(
-        self, parts: Parts, state: ShardedState, data: Any, key: Array, planned: Rounds
+        self, parts: Parts, state: ShardedState, data: Any, key: Array, planned: PlannedRounds
     ) -> tuple[ShardedState, Array]:
         """Compute the jobs of a round, and commit each shard's parts."""
 

@@ -221,7 +221,7 @@ class JobPieces(NamedTuple):
     read_slot: Array  # [piece_size, shards]
 
 
-class Rounds(NamedTuple):
+class PlannedRounds(NamedTuple):
     """The plan of consecutive rounds of several servers; see `asyncsim.replays.parts`.
 
     Leaves have leading axes ``rounds, pieces``; pieces without a job or a part come last.
