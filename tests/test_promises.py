@@ -23,7 +23,6 @@ from asyncsim.study.finished import present
 from asyncsim.study.jobs import measurement, run_jobs
 from asyncsim.study.sweep import run_cells, sweep
 
-OPTIMIZED = True
 TINY = {
     "workers": 2,
     "steps": 4,
