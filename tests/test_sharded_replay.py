@@ -13,13 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_shards import sharded
 
-from asyncsim import (
-    Cluster,
-    attacks,
-    methods,
-    replay,
-    simulate,
-)
+from asyncsim import Cluster, attacks, methods, replay, simulate
 from asyncsim.replays.attacked import under_attack
 from asyncsim.replays.parts import find_jobs, trace_of_shard
 from asyncsim.replays.waves import find_waves, separate_reads

@@ -274,6 +274,14 @@ def test_each_form_is_the_slow_replay(form, kind, data):
 
 
 PARTED = {"service": "exponential(0.1)", "latency": "exponential(0.2)", "servers": 4}
+
+
+@functools.cache
+def make_parted(timing=Timing(), **changes):
+    """A trace of messages whose parts are committed at different times."""
+    return simulate(meet(Cluster(5, "gamma(1, 0.5)", **{**PARTED, **changes}), timing), 40)
+
+
 GROUPS = {"servers": ("0.weight", "0.bias,1")}  # the first has runs on both sides of another
 LOCAL_MOMENTUM = functools.partial(methods.downpour, optimizer=optax.sgd(0.05, momentum=0.9))
 #: Several servers: changes of the cluster, the method, the problem, the attack and the form.
@@ -306,8 +314,7 @@ SHARDED = {
 def test_several_servers_are_the_loop_over_parts(name):
     changes, make, problem, attack, form = SHARDED[name]
     method = make()
-    cluster = meet(Cluster(5, "gamma(1, 0.5)", **{**PARTED, **changes}), method.timing)
-    trace = simulate(cluster, 40)
+    trace = make_parted(method.timing, **changes)
     found = deviations(trace, method, make_problem(problem), attack, form)
     assert max(found) < FORCED, found
 

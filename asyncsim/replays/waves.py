@@ -337,7 +337,8 @@ def _share_slots(
     group = group.reshape(read.shape)
     last = np.zeros(len(distinct), int)
     used_at = np.arange(len(read)) if used_at is None else used_at
-    np.maximum.at(last, group.T, used_at)
+    by_group = used_at.reshape(-1, *[1] * (read.ndim - 1))
+    np.maximum.at(last, group, np.broadcast_to(by_group, read.shape))
     slot, slots = allocate(distinct // 2, last)
     return slot[group], slots
 
