@@ -148,7 +148,7 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     )
     down, round_trip = starts - frame["read_time"].to_numpy(), None
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()[used]
-    if trace.source.separate_reads:
+    if trace.separate_reads:
         service = np.concatenate(
             [service, (frame["read_time"] - frame["read_serve_time"]).to_numpy()[used]]
         )

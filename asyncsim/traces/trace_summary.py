@@ -55,8 +55,8 @@ def counted_messages(trace: Tables, warm_up: int) -> pd.DataFrame:
     """Return the accepted messages after the warm-up; with several servers, their accepted
     parts, and with groups of tensors a row for each group.
     """
-    if trace.source.shards > 1:
-        accepted, shards = trace.accepted, trace.source.shards
+    if trace.shards > 1:
+        accepted, shards = trace.accepted, trace.shards
         rows = np.repeat(np.arange(warm_up, len(accepted)), shards)
         before = accepted.steps["version"].to_numpy() - 1
         staleness = (before[:, None] - accepted.group_versions())[warm_up:].ravel()
@@ -321,7 +321,7 @@ def _station(
 def _time(trace: Tables, begin: float, end: float) -> dict[str, float]:
     """Split the workers' time in an interval into phases, goodput and losses."""
     losses = ("waiting", "sending", "discarded", "failed", "restoring")
-    if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
+    if trace.protocol == "prescribed" or (trace.servers > 1 and trace.separate_reads):
         shares = [*IN_WORDS, "lost_time", "counted"]
         return dict.fromkeys(
             [*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)],
