@@ -231,7 +231,9 @@ def test_the_summary_is_of_parts(trace):
     counted = counted[(counted["commit"] >= summary["warm_up"]) & (counted["outcome"] == "applied")]
     assert summary["staleness_mean"] == counted["staleness"].mean()
     busy = (
-        sum(trace.visits["end"] - trace.visits["serve"]) / 4 / trace.frame["commit_time"].iloc[-1]
+        (trace.visits["end"] - trace.visits["serve"]).sum()
+        / 4
+        / trace.frame["commit_time"].iloc[-1]
     )
     assert trace.summary(warm_up=0)["utilisation"] == pytest.approx(busy, rel=0.1)
     shares = [value for name, value in summary.items() if name.endswith("_share")][:7]

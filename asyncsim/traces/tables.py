@@ -197,24 +197,19 @@ class Tables(Source):
 
     @property
     def visits(self) -> pd.DataFrame:
-        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then
-        reads.
+        """The server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads,
+        and then those of `present`, without ``serve`` and ``end``.
 
         With several servers they are visits of parts, and have their ``shard``.
         """
-        commits, shard = self.steps[self.steps["outcome"].cat.codes < CANCELLED], []
+        commits = self.steps[self.steps["outcome"].cat.codes < CANCELLED]
+        names = {"arrive_time": "arrive", "serve_time": "serve", "commit_time": "end"}
+        columns = ["worker", *names]
         if self.servers > 1:
-            commits, shard = self.parts, ["shard"]
-        names = ["worker", "arrive", "serve", "end", *shard]
-        visits = [
-            commits[["worker", "arrive_time", "serve_time", "commit_time", *shard]].set_axis(
-                names, axis=1
-            ),
-            self.read_visits[["worker", "arrive_time", "serve_time", "time", *shard]].set_axis(
-                names, axis=1
-            ),
-        ]
-        return pd.concat(visits, ignore_index=True)
+            commits, columns = self.parts, [*columns, "shard"]
+        reads = self.read_visits.rename(columns={"time": "commit_time"})
+        tables = (table.reindex(columns=columns) for table in (commits, reads, self.present))
+        return pd.concat(tables, ignore_index=True).rename(columns=names)
 
     @functools.cached_property
     def worker_step(self) -> np.ndarray:
