@@ -172,10 +172,11 @@ def _along(results: Comparison, table: pd.DataFrame, x: str) -> Figure | None:
         axes.set_xlabel(axis_of(x))
         axes.set_ylabel(axis_of(measure))
         layout.panel_title(axes, title)
-    best = table.sort_values(measure, ascending=not results.rising).iloc[0]
-    figure.set_label(
-        f"The {axis_of(measure)} is best for {best['row']} at {axis_of(x)} {best[x]:g}."
-    )
+    names = rows_of_panel["row"] + f" at {axis_of(x)} " + rows_of_panel[x].map("{:g}".format)
+    spread = rows_of_panel[f"{measure}_sd"].fillna(0)
+    low, high = rows_of_panel[measure] - spread, rows_of_panel[measure] + spread
+    rows = pd.DataFrame({"mean": rows_of_panel[measure], "min": low, "max": high}).set_index(names)
+    figure.set_label(findings.best(rows, axis_of(measure), title, results.rising))
     about = f"{axis_of(measure)} by {axis_of(x)}"
     results.finish(figure, about, "mean and standard deviation of")
     return figure

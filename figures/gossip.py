@@ -1,4 +1,4 @@
-"""The further figure of a study of gossip, beside those of every comparison.
+"""The further figure of a study of gossip, beside the figures of every comparison.
 
 The data come from ``python -m asyncsim.study gossip``, which draws this itself. To draw it again::
 

@@ -1,4 +1,4 @@
-"""Figures of the staleness study beside those of every comparison, from the folder of results.
+"""Figures of the staleness study, beside every comparison's, from the folder of results.
 
 The data come from ``asyncsim study staleness``, which draws these figures itself. To draw them
 again::

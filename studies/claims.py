@@ -212,7 +212,7 @@ def _asked(row: Any) -> str:
 
 
 def _counts(table: pd.DataFrame) -> str:
-    """Count the claims that hold; in a second line, those of the other verdicts."""
+    """Count the claims that hold; in a second line, the other verdicts."""
     counts = table["verdict"].str.partition(":")[0].str.partition(" (")[0].value_counts()
     holds = counts.pop("holds") if "holds" in counts else 0
     others = ", ".join(f"{verdict_text}: {count}" for verdict_text, count in counts.items())

@@ -205,7 +205,7 @@ def gradients_alone(
     """Return a function that computes a number of gradients, rounded up to whole calls.
 
     The gradients of a call are at the parameters of all workers in turn, ``batch`` at a time in one
-    operation, without updates. Loss, minibatches and rows of parameters are those of a replay. The
+    operation, without updates. Loss, minibatches and rows of parameters are a replay's. The
     function returns the losses and the squared lengths of the gradients of its last call.
     """
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(_key(seed)))

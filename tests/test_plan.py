@@ -96,6 +96,12 @@ def test_horizons_agree_and_finite_ones_are_counted():
     assert lossy["goodput"] == pytest.approx(1 - lossy["in_vain"])
 
 
+def test_reads_that_wait_at_the_server_are_waiting_and_not_sending():
+    cluster = Cluster(8, "gamma(1, 0.4)", 0.1, protocol="read_then_write", exclusive=False)
+    shares = measure(cluster, SIZE, Horizon("gradients", 400), 400, 0)
+    assert shares["sending"] == 0 < 0.2 < shares["waiting"]
+
+
 def test_combinations_contradict_themselves(capsys):
     config = plan.Config(
         workers=6,

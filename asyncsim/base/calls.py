@@ -75,7 +75,7 @@ def called(
     """Call the function that a text names, among ``functions`` by name; return its result.
 
     Brackets without parameters may be left out; calls among the parameters are passed on as texts.
-    In error messages ``argument`` is the source of the text. ``units`` is that of `read`; with
+    In error messages ``argument`` is the source of the text. ``units`` is as in `read`; with
     ``prefixed`` errors of the function begin with the argument, too.
 
     Raises

@@ -108,7 +108,7 @@ def checked(argument: str, value: Any, annotation: Any) -> Any:
 
 
 def each(check: Callable[[str, Any], Any]) -> Callable[[str, Any], tuple[Any, ...]]:
-    """Return the check of a list, from that of its entries."""
+    """Return the check of a list, from the check of an entry."""
     return lambda argument, value: tuple(
         check(f"{argument}[{i}]", entry) for i, entry in enumerate(require_list(argument, value))
     )

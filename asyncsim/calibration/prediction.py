@@ -2,7 +2,7 @@
 
 A prediction consists of many simulated runs, each of the cluster fitted to resampled durations of
 the recording. Their spread includes the chance of one run, with serial dependence, and the
-uncertainty of the laws, not that of their families. Beside a measurement it is a test.
+uncertainty of the laws, without their families. Beside a measurement it is a test.
 """
 
 import os

@@ -67,7 +67,7 @@ def calibrate_rollouts(path: str | Path, law: str = "best") -> Cluster:
 def _observed(samples: pd.DataFrame, group: int) -> pd.DataFrame:
     """Return the samples whose lengths are known or censored, in the order of their ends.
 
-    Samples without an end are cut by that of the log. The longest cuts of an unfinished group are
+    Samples without an end are cut by the log's end. The longest cuts of an unfinished group are
     of samples that wait for a slot; the others, of samples that were generated again.
     """
     ends = samples["end_time"].fillna(samples[list(_NEEDED[1:])].max(axis=None))

@@ -44,7 +44,7 @@ def _accuracy(
 
 
 def _corner(workers: Any, window: Any) -> Bounds:
-    """Compare a cell's accuracy with that of the most workers and the second-longest window."""
+    """Compare the accuracies of a cell and of the most workers at the second-longest window."""
     text = (
         "n = {of[workers]}, window {of[window]}: accuracy is {} higher than with n = {to[workers]},"
         " window {to[window]}"
@@ -197,7 +197,7 @@ def heuristic(finished: Finished) -> list[Finding]:
 
 
 def _best_windows(name: str, accuracy: pd.Series, layers: int) -> Finding:
-    """Judge whether the best windows are those of a grid nearest to the heuristic, or next to
+    """Judge whether the best windows are the grid's nearest to the heuristic, or next to
     them.
     """
     best = accuracy.groupby(level=0).idxmax().map(lambda cell: cell[1])

@@ -84,8 +84,8 @@ def stationary(finished: Finished) -> list[Finding]:
 
 
 def not_decelerated(finished: Finished) -> Iterator[Finding]:
-    """Compare the times to the target of LGD and EASGD, each at its best strength of the pull, with
-    that of workers alone.
+    """Compare the times to the target of LGD and EASGD, each at its best strength of the pull, and
+    of workers alone.
     """
     seconds = finished.table(RANKING).set_index("method")["time_to_target"]
     unpulled = seconds.pop(_UNPULLED)

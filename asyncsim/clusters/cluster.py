@@ -99,7 +99,7 @@ class Cluster:
         text.
     topology : Topology or None
         Without a server: workers send each other messages along its edges, see
-        `asyncsim.topologies`. Latency and bandwidth are those of an edge (with
+        `asyncsim.topologies`. Latency and bandwidth belong to an edge (with
         `asyncsim.per_worker` the sender's); arguments of a server are refused. May be a text.
     sites : tuple of int or None
         Workers of each site, in the order of their indices. The server is at the first site, which
@@ -111,7 +111,7 @@ class Cluster:
         is refused.
     far_bandwidth : float, pair of float, matrix of float, or None
         Bytes per second between two sites, instead of ``bandwidth``; None: the same. A matrix is
-        that of ``far_latency``.
+        as in ``far_latency``.
     rollouts : Rollouts or None
         Slots that generate samples for the workers, which are then learners: see
         `asyncsim.Rollouts`. May be a text.

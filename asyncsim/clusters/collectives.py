@@ -249,8 +249,8 @@ def bubbles(
     Layer ``k``'s gradient is sent during the backward passes of the layers below it and their
     forward passes in the next iteration: they come between its gradient and the next use of its
     weights, so the first layer's communication cannot hide. All layers share the network, and a
-    layer's message precedes those of higher layers, which are needed later. Before the forward pass
-    of layer ``k`` computing waits for::
+    layer's message precedes the messages of higher layers, which are needed later. Before the
+    forward pass of layer ``k`` computing waits for::
 
         max(0, communication of the layers 1 to j - computation below j), the largest of j = 1, ...,
         k
@@ -465,7 +465,7 @@ def _gpt2_small() -> tuple[Layer, ...]:
 
 def _llama_7b() -> tuple[Layer, ...]:
     """Return Llama 7B, 6,738,415,616 parameters, with 2,048 tokens: Touvron et al. 2023, arXiv
-    2302.13971, table 2; the width of its feed-forward layers, 11,008, is that of the published
+    2302.13971, table 2; the width of its feed-forward layers, 11,008, is from the published
     program.
     """
     width, vocabulary = 4096, 32_000

@@ -375,11 +375,11 @@ class slow_links(Topology):
     links: Annotated[Any, _links]
 
     def __repr__(self) -> str:
-        """Write the text, with that of the graph for titles."""
+        """Write the text, with the graph's text for titles."""
         return f"{self.name}({self.topology!r}, {write(self.links)})"
 
     def edges(self, workers: int) -> list[Edges]:
-        """Return those of the graph."""
+        """Return the graph's edges."""
         return self.topology.edges(workers)
 
     def slowness(self, workers: int) -> dict[tuple[int, int], float]:

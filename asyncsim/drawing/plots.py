@@ -91,7 +91,7 @@ def compare(
     Raises
     ------
     InputError
-        There is no run, a run lacks the measure, or the number of labels differs from that of runs.
+        There is no run, a run lacks the measure, or there are more or fewer labels than runs.
     """
     all_runs = require_list("runs", [runs] if isinstance(runs, Run) else runs)
     for run in all_runs:

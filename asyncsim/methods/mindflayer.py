@@ -119,7 +119,7 @@ def mindflayer(
 
 
 def _probability(argument: str, success: Any, time: float | None) -> Any:
-    """Check a probability, or compute that of a duration of at most ``time`` under a law."""
+    """Check a probability, or compute a law's for a duration of at most ``time``."""
     if isinstance(success, str | Law):
         if time is None:
             raise InputError(

@@ -111,7 +111,7 @@ def ppo(clip: Positive = 0.2) -> Correction:
 
 @declared
 def decoupled(clip: Positive = 0.2, cap: Positive = 5.0) -> Correction:
-    """Clip the ratio to the proximal policy, times that of the proximal to the behaviour.
+    """Clip the ratio to the proximal policy, times the proximal's ratio to the behaviour.
 
     Decoupled PPO (Hilton et al. 2021; AReaL, 2505.24298, equation 5); the second ratio is at most
     ``cap``.

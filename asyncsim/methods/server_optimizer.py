@@ -34,7 +34,7 @@ def server_optimizer(
     Notes
     -----
     The factor scales the whole step, weight decay included, as a smaller learning rate would; the
-    optimizer's moments take the whole gradient. The factor is that of Mishchenko et al., whose
+    optimizer's moments take the whole gradient. The factor is from Mishchenko et al., whose
     method has plain steps. Zmushko et al. compare optimizers under a constant delay of one, without
     a factor (``adaptive=False``); their correction by error feedback is left out.
 

@@ -14,7 +14,7 @@ def batch_sgd(learning_rate: Rate = LEARNING_RATE, policy: PolicyLike = "barrier
 
         central <- central - learning_rate * mean of the version's gradients (once it is complete)
 
-    ``policy``: which gradients make a version; by default those of the cluster's
+    ``policy``: which gradients make a version; by default the gradients of the cluster's
     `asyncsim.barrier`, on other clusters one of each worker: synchronous SGD.
 
     Notes

@@ -97,7 +97,7 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
 def _away(
     run: Run, trace: Trace, workers: np.ndarray, times: np.ndarray, commits: np.ndarray, title: str
 ) -> np.ndarray:
-    """Return the recorded positions of each worker's read minus those of the central variable."""
+    """Return the recorded positions of each worker's read, relative to the central variable's."""
     columns = [name for name in run.commits if name.startswith(POSITION)]
     if not columns:
         raise InputError(f"{title}: has no positions; run the study with --animate")

@@ -198,10 +198,10 @@ def _places(places: np.ndarray) -> dict[str, Any]:
 
 
 def shown_runs(folder: Path) -> list[PageRun]:
-    """Return the titled run of a study's best row, with ``--animate`` also that of the worst; of a
+    """Return the titled run of a study's best row, with ``--animate`` also the worst row's; of a
     row the run with the first seed.
 
-    The rows are those of `results.RANKING`; without it, the runs by their final training loss.
+    The rows are from `results.RANKING`; without it, the runs by their final training loss.
     """
     config = results.config_of(folder)
     keys = ["method", *results.cell_options(config), "learning_rate"]

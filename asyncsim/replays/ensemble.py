@@ -61,7 +61,7 @@ def replay_ensemble(
     batched : bool, optional
         Whether all runs are computed as one, in batches over them; by default where that is faster:
         on accelerators, and on a CPU for problems of few parameters. Else they run one by one, as
-        do those of several servers.
+        do replays of several servers.
     **hyperparameters
         Of the factory. A list, tuple or array holds the values to combine; any other value is the
         same for all. If batched, the methods differ in numbers used in arithmetic alone.

@@ -283,7 +283,7 @@ def _commit(planned: Updates, loss: Array, before: Array, after: Array, optimize
 
 
 class Programs(NamedTuple):
-    """The compiled functions of some members; each leading axis is that of the members."""
+    """The compiled functions of some members; each leading axis is the axis of the members."""
 
     begin: Callable[..., Any]
     advance: Callable[..., Any]
@@ -360,7 +360,7 @@ def replay_members(
     seeds : sequence of int
         Of the initial parameters, the prompts and the samples, one for each run.
     rates : sequence of float, optional
-        A learning rate for each run; by default that of the method.
+        A learning rate for each run; by default the method's.
     precision : {"float32", "float64"}
     stops : int array, optional
         The updates after which the policy is evaluated; by default 20.

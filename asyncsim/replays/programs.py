@@ -36,7 +36,7 @@ class Program(NamedTuple):
     Attributes
     ----------
     engine : InPieces or InShards
-        Computes commits; the latter those of several servers.
+        Computes commits; the latter with several servers.
     look : function
         The recorders' values of the first commit of some pieces; see `asyncsim.replays.look`.
     evaluate : function

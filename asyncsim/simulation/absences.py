@@ -66,7 +66,7 @@ class Absences:
     fruitless : str
         The end of the error about too many failures.
     priority : EventPriority
-        Of failures; by default those of an instant come with other events, as scheduled.
+        Of failures; by default failures at an instant come with other events, as scheduled.
 
     Attributes
     ----------

@@ -77,7 +77,7 @@ class Cell(NamedTuple):
 
     @property
     def seeds(self) -> range:
-        """The seeds of its runs; those of trials differ from every other seed."""
+        """The seeds of its runs; the seeds of trials differ from every other seed."""
         first = MOST_SEEDS if self.table == TRIALS else 0
         return range(first, first + self.config.seeds)
 

@@ -1,4 +1,4 @@
-"""Files of studies, and of users' functions: list and import them, and hash those of a user.
+"""Files of studies, and of users' functions: list and import them, and hash a user's.
 
 A study is a Python file with a docstring, a dataclass ``Config`` and a function ``run(config)``.
 The shipped ones are in ``studies/`` beside the package (in a clone) or inside it (when installed);

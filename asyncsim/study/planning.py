@@ -15,9 +15,8 @@ from asyncsim.clusters.failures import crash, join
 from asyncsim.clusters.laws import as_law
 from asyncsim.simulation.simulate import simulate
 from asyncsim.theory import throughput_theory
-from asyncsim.traces.columns import ACCEPTED, previous_rows
 from asyncsim.traces.trace import Trace
-from asyncsim.traces.trace_summary import counted_messages, undone
+from asyncsim.traces.trace_summary import counted_messages, time_shares, undone
 
 #: Quantities that a horizon may be given in.
 HORIZONS = ("versions", "gradients", "seconds")
@@ -80,15 +79,13 @@ def measure(
           start-up.
         - ``staleness_mean``, ``staleness_q99``: of the messages taken up (versions).
         - ``computing``, ``sending``, ``waiting``, ``held``, ``away``: shares of the workers' time,
-          of whole cycles from one visit's end to the next: ``sending`` both ways, ``waiting`` at
-          the server, ``held`` by the policy or being served, ``away`` after a failure; ``in_vain``
-          is the part of ``computing`` whose gradients were lost.
+          as in `asyncsim.Trace.summary`: ``sending`` both ways, ``waiting`` at the server, ``held``
+          by the policy or being served, ``away`` after a failure; ``in_vain`` is the part of
+          ``computing`` whose gradients were lost.
         - ``goodput``: the share of the workers' time that went into gradients that count.
         - ``absences``: how often a worker or the server was away in the whole simulation.
     """
     trace = _simulated(cluster, horizon, limit, seed)
-    accepted = trace.frame["outcome"].isin(ACCEPTED).to_numpy()
-    column = {name: trace.frame[name].to_numpy() for name in _COLUMNS}
     amounts = _amounts(trace)
     time, group = amounts["seconds"], cluster.policy.per_version(cluster.workers)
     start = cluster.workers * (1 + _AHEAD * (cluster.policy.bound or 0))
@@ -97,12 +94,8 @@ def measure(
     per_second = {
         name: float((values[-1] - values[warm_up]) / lasting) for name, values in amounts.items()
     }
-    begin = column["commit_time"][accepted][warm_up]
-    shares = (
-        _shares_with_failures(trace, warm_up)
-        if trace.has_failures
-        else _shares(column, accepted, begin)
-    )
+    begin = float(trace.accepted.frame["commit_time"].iloc[warm_up])
+    shares = _shares(trace, begin)
     beyond = amounts[horizon.of][-1] < horizon.amount
     if beyond and crashing(cluster):
         present = availability(cluster)
@@ -120,7 +113,7 @@ def measure(
         totals = {name: float(values[at]) if at >= 0 else 0.0 for name, values in amounts.items()}
     if horizon.of == "seconds":
         totals["seconds"] = horizon.amount
-    late = column["commit_time"] > begin
+    late = (trace.frame["commit_time"] > begin).to_numpy()
     up, down = message_bytes
     if cluster.policy.collective is not None:
         sent = cluster.all_reduced_bytes(up) * per_second["versions"]
@@ -140,18 +133,6 @@ def measure(
         "goodput": shares["computing"] - shares["in_vain"],
         "absences": len(trace.spells),
     }
-
-
-#: Columns of a trace that are measured.
-_COLUMNS = (
-    "worker",
-    "read_time",
-    "start_time",
-    "send_time",
-    "arrive_time",
-    "serve_time",
-    "commit_time",
-)
 
 
 def _simulated(cluster: Cluster, horizon: Horizon, limit: int, seed: int) -> Trace:
@@ -241,39 +222,16 @@ def _amounts(trace: Trace) -> dict[str, np.ndarray]:
     }
 
 
-def _shares(
-    column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float
-) -> dict[str, float]:
-    """Return the shares of the workers' time, over their whole cycles after the start-up."""
-    before = previous_rows(column["worker"])
-    commit = column["commit_time"]
-    last = np.where(before >= 0, commit[before], 0.0)
-    is_whole = (before >= 0) & (last >= begin)
-    total = (commit - last)[is_whole].sum()
-    if not total > 0:
-        return dict.fromkeys(("computing", "sending", "waiting", "held", "away", "in_vain"), np.nan)
-    computing = np.maximum(column["send_time"] - column["start_time"], 0.0)
-    returning = column["start_time"] - np.maximum(column["read_time"], last)
-    sending = np.maximum(column["arrive_time"] - column["send_time"], 0.0) + np.maximum(
-        returning, 0.0
-    )
-    waiting = np.maximum(column["serve_time"] - column["arrive_time"], 0.0)
-    parts = {"computing": computing, "sending": sending, "waiting": waiting}
-    shares = {name: float(values[is_whole].sum() / total) for name, values in parts.items()}
-    in_vain = float(computing[is_whole & ~accepted].sum() / total)
-    return {**shares, "held": max(0.0, 1.0 - sum(shares.values())), "away": 0.0, "in_vain": in_vain}
-
-
-def _shares_with_failures(trace: Trace, warm_up: int) -> dict[str, float]:
-    """Return the shares of `_shares` for a cluster with failures, whose workers have no cycles."""
-    summary = trace.summary(warm_up + 1)
+def _shares(trace: Trace, begin: float) -> dict[str, float]:
+    """Return the shares of the workers' time after the start-up."""
+    shares = time_shares(trace, begin, float(trace.accepted.frame["commit_time"].iloc[-1]))
     return {
-        "computing": summary["computing_share"],
-        "sending": summary["sending_share"] + summary["returning_share"],
-        "waiting": summary["waiting_share"],
-        "held": summary["served_share"] + summary["held_share"],
-        "away": summary["away_share"],
-        "in_vain": summary["computing_share"] - summary["counted_share"],
+        "computing": shares["computing_share"],
+        "sending": shares["sending_share"] + shares["returning_share"],
+        "waiting": shares["waiting_share"],
+        "held": shares["served_share"] + shares["held_share"],
+        "away": shares["away_share"],
+        "in_vain": shares["computing_share"] - shares["counted_share"],
     }
 
 

@@ -270,7 +270,7 @@ def around(path: Path) -> Path | None:
 def remember(folder: Path, strict: bool = False) -> None:
     """Append a folder of results, or the folder around it, to the list of known folders.
 
-    Results inside those of another study, as the evidence of claims, are not added.
+    Results inside another study's, as the evidence of claims, are not added.
     ``strict``: add these, too, and raise InputError if that fails.
     """
     path = folder.absolute()

@@ -1,6 +1,6 @@
 """Studies of a grid: cells that differ in workers, rates or whatever else, run into one folder.
 
-Each option of a `ComparisonConfig` may have several values, each combination of which is a cell.
+Each option of a `ComparisonConfig` may have several values; each combination is a cell.
 `sweep` builds the cells and `run_cells` runs them; see `asyncsim.study.comparison`.
 
 Scales. A study may have a table ``SCALES`` of configs by name, from which ``--scale`` takes the
@@ -45,7 +45,7 @@ _LONGEST = 60
 @dataclass(frozen=True)
 class ComparisonConfig(TargetOptions, CellConfig):
     """Options of a comparison: each option of the cluster, the data and the training may have
-    several values, each combination of which is a cell.
+    several values; each combination is a cell.
     """
 
     #: The options that may have several values.
@@ -136,7 +136,7 @@ def preset(
     small: Mapping[str, Any],
     paper: Mapping[str, Any] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return a study's Config, whose defaults are those of the small scale, and its SCALES."""
+    """Return a study's Config, with the defaults of the small scale, and its SCALES."""
     types = {field.name: field.type for field in dataclasses.fields(base)}
     defaults = [(name, types[name], dataclasses.field(default=small[name])) for name in small]
     config: Any = dataclasses.make_dataclass("Config", defaults, bases=(base,), frozen=True)

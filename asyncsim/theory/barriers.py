@@ -195,7 +195,7 @@ def trial_success(cluster: Cluster) -> tuple[float, ...]:
     """Return the probability that each worker's trial ends in time, under the policy `trials`.
 
     ``P(sum of the local steps' times <= time)``, the paper's ``p_i``. Waits and failures do not
-    matter: a trial's time is that of its computation.
+    matter: a trial's time is its computation's.
 
     Raises
     ------

@@ -2,8 +2,8 @@
 
 Notation: C slots, batches of B samples, groups of S, lengths with mean E L and coefficient of
 variation cv, M the mean of the longest length of a group over E L, T the seconds of an update.
-``rho = T C / (B E L)`` is the rate of rollouts over that of training if all slots are busy. All are
-means over a long run with one learner, no transfer time and no failures.
+``rho = T C / (B E L)`` is the rate of rollouts over the rate of training if all slots are busy. All
+are means over a long run with one learner, no transfer time and no failures.
 """
 
 import math
@@ -19,7 +19,7 @@ _POINTS = 20_000
 
 
 def load(rollouts: Rollouts, update_time: float) -> float:
-    """Return rho: the rate at which busy slots generate samples over that of training."""
+    """Return rho: the rate at which busy slots generate samples over the rate of training."""
     return update_time * rollouts.slots / (rollouts.batch * rollouts.length.mean)
 
 

@@ -44,7 +44,7 @@ def phases(trace: Tables, workers: Collection[int]) -> pd.DataFrame:
 
     Computations without a commit count, too: a worker that the server never serves waits to the
     end. A trace does not record their begins; the reply is assumed to travel as long as the median
-    one. With several servers the times are those of a message's last part.
+    one. With several servers the times are of a message's last part.
 
     Returns
     -------

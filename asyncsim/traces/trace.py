@@ -145,7 +145,7 @@ class Trace(Tables):
         has. It is ``"discarded"`` if all its parts are.
     parts : pandas.DataFrame
         With several servers, one row per part of a message, in the order of ``commit_time``; the
-        columns are as in ``frame``, and versions are those of the part's shard. With one server,
+        columns are as in ``frame``, and versions are of the part's shard. With one server,
         empty.
 
         ``part``

@@ -185,7 +185,7 @@ def summary(trace: Tables, warm_up: int | None = None) -> dict[str, float]:
             | outcomes
             | rollout_summary(trace.rollouts, trace.frame, trace.cluster, warm_up)
         )
-    return numbers | _time(trace, begin, end) | outcomes | _server(trace, begin, end)
+    return numbers | time_shares(trace, begin, end) | outcomes | _server(trace, begin, end)
 
 
 def per_worker(trace: Tables, warm_up: int | None = None) -> pd.DataFrame:
@@ -309,7 +309,7 @@ def _station(trace: Tables, visits: pd.DataFrame, begin: float, end: float) -> d
     }
 
 
-def _time(trace: Tables, begin: float, end: float) -> dict[str, float]:
+def time_shares(trace: Tables, begin: float, end: float) -> dict[str, float]:
     """Split the workers' time in an interval into phases, goodput and losses."""
     losses = ("waiting", "sending", "discarded", "failed", "restoring")
     if trace.protocol == "prescribed" or (trace.servers > 1 and trace.separate_reads):

@@ -132,8 +132,7 @@ def recorded(
     InputError
         A column is missing; a worker has no visit, and ``workers`` is not given; a value is not
         finite, or a time is before the one that it follows; reads and commits do not fit together;
-        a column contradicts the counted values. Row numbers in errors are those of the table, from
-        0.
+        a column contradicts the counted values. Row numbers in errors are the table's, from 0.
 
     Examples
     --------
