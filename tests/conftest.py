@@ -33,9 +33,7 @@ def compile_as(users: bool) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def quickly_compiled(request):
-    """Files that hold the bytes of different programs against each other say ``OPTIMIZED =
-    True``.
-    """
+    """Files that hold numbers of different programs against each other say ``OPTIMIZED = True``."""
     compile_as(users=getattr(request.module, "OPTIMIZED", False))
 
 
@@ -106,14 +104,6 @@ def told(capsys):
         return code, output.out.splitlines(), output.err.replace("\nhint: ", "; ").splitlines()
 
     return run
-
-
-@pytest.fixture
-def anew():
-    """Share no program with other tests."""
-    programs._build.cache_clear()
-    yield
-    programs._build.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from asyncsim import Trace
 from asyncsim.traces.bookkeeping import messages_to_server
@@ -35,3 +36,11 @@ def without_cluster(trace: Trace) -> Trace:
         steps=table_of("steps", steps),
         absences=trace.absences.head(0),
     )
+
+
+def log_of(trace: Trace) -> pd.DataFrame:
+    """Return the log of a trace of rollouts: its samples, and the end of the update of each."""
+    ends, log = trace.frame["commit_time"].to_numpy(), trace.samples.assign(train_time=np.nan)
+    is_trained = log["outcome"] == "trained"
+    log.loc[is_trained, "train_time"] = ends[log["version"][is_trained]]
+    return log.drop(columns=["sample", "length"])

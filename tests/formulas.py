@@ -758,19 +758,6 @@ def crash_rate(law, every, lasts):
     return every / (every + lasts) * success / (every * (1 - success))
 
 
-def pair_contraction(neighbours):
-    """The factor by which the exchange of a random pair shrinks the expected squared distance: the
-    second eigenvalue of the mean matrix (Boyd et al. 2006).
-    """
-    mean = np.eye(len(neighbours))
-    for worker, partners in enumerate(neighbours):
-        for partner in partners:
-            step = np.zeros(len(neighbours))
-            step[[worker, partner]] = 1, -1
-            mean -= np.outer(step, step) / (2 * len(neighbours) * len(partners))
-    return np.sort(np.linalg.eigvalsh(mean))[-2]
-
-
 def elastic_round_robin(n, step, alpha):
     """The map of a round of elastic exchanges in turn, each followed by a step; the last row is the
     central variable.

@@ -71,49 +71,37 @@ def test_directions_of_averaged_updates_and_adags_factor(lenient):
     assert run.commits["target_cosine"].iloc[-4:].max() > 0.9
 
 
-@pytest.fixture
-def told(capsys, monkeypatch):
-    """Start the study, but run none of its cells; return the notes."""
-
-    def run(**options):
-        monkeypatch.setattr(comparison, "run_cells", lambda *of_study, **also: None)
-        problem = problems.digits(batch_size=32, hidden=())
-        windows.run(
-            windows.Config(**{"workers": (2,), "methods": ("agn",), "problem": problem, **options})
-        )
-        return capsys.readouterr().err.splitlines()
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("window", "epochs", "off"),
-    [
-        # 1,437 examples in minibatches of 32: 44.9 in a pass, so 22 visits of both workers, 2 %
-        # short of one.
-        ((1,), 1.0, ""),
-        # One visit of both is 800 minibatches.
-        ((1, 400), 1.0, "workers-2_window-400: whole visits of all workers are 17.8 epochs"),
-        # Two visits of 30 minibatches each in the place of 2.2; that of 22 in the place of 67.4 is
-        # right to 2 %.
-        ((15, 1), 1.5, "workers-2_window-15: whole visits of all workers are 1.34 epochs"),
-    ],
-)
-def test_epochs_that_are_no_whole_visits_are_told(told, window, epochs, off):
-    assert told(window=window, epochs=epochs) == ([f"note: {off}"] if off else [])
-
-
 @pytest.mark.parametrize(
     ("options", "notes"),
     [
+        # 1,437 examples in minibatches of 32: 44.9 in a pass, so 22 visits of both workers, 2 %
+        # short of one.
+        ({"epochs": 1.0}, []),
+        # One visit of both is 800 minibatches.
+        (
+            {"window": (1, 400), "epochs": 1.0},
+            ["workers-2_window-400: whole visits of all workers are 17.8 epochs"],
+        ),
+        # Two visits of 30 minibatches each in the place of 2.2; that of 22 in the place of 67.4 is
+        # right to 2 %.
+        (
+            {"window": (15, 1), "epochs": 1.5},
+            ["workers-2_window-15: whole visits of all workers are 1.34 epochs"],
+        ),
         ({"steps": 3}, ["--steps changes nothing beside --epochs"]),
         ({"steps": 3, "epochs": None}, []),
         # The study's own optimizer, which nobody has asked for.
         ({"methods": ("downpour", "gem")}, []),
     ],
 )
-def test_options_that_change_nothing_are_said_aloud(told, options, notes):
-    assert told(window=(1,), **options) == [f"note: {note}" for note in notes]
+def test_epochs_that_are_no_whole_visits_and_options_without_effect_are_noted(
+    options, notes, monkeypatch, capsys
+):
+    monkeypatch.setattr(comparison, "run_cells", lambda *of_study, **also: None)
+    problem = problems.digits(batch_size=32, hidden=())
+    usual = {"workers": (2,), "window": (1,), "methods": ("agn",), "problem": problem}
+    windows.run(windows.Config(**usual | options))
+    assert capsys.readouterr().err.splitlines() == [f"note: {note}" for note in notes]
 
 
 def test_a_method_of_ones_own_keeps_its_defaults_where_the_study_has_others():

@@ -12,6 +12,12 @@ from asyncsim import study
 COMMANDS = """
 stalenes | study = 'stalenes': unknown; did you mean 'staleness'? choose from checkpoint,
 --list | study = '--list': unknown; did you mean 'claims'? choose from checkpoint,
+gem kapa | study = 'kapa': unknown; did you mean 'kappa'?
+gem kappa --seeds 0 | seeds = 0: must be at least 1
+staleness --sed 3 | Unrecognized options: --sed, 3; Perhaps you meant: --seeds INT
+staleness --seeds x | --seeds: invalid literal for int() with base 10: 'x'; --seeds INT
+staleness --executor ray local | Unrecognized options: local; asyncsim study staleness
+staleness --protocol x | invalid choice 'x' for argument '--protocol'. Expected one of
 staleness --methods gme | methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness,
 staleness --methods | methods: none given; choose from
 staleness --methods gem,gem | the same name twice
@@ -60,6 +66,9 @@ staleness --problem digits(split=-1) | split = -1: must be above zero
 staleness --problem quadratic(curvature=[-1]) | curvature = [-1]: must be a list of eigenvalues above
 staleness --problem quadratic(noise=-1) | noise = -1: must be zero or above
 staleness --problem mnist(dropout=1) | dropout = 1: must be below one
+staleness --problem mnist(data_dir='nowhere') | no such file; supply the standard file
+staleness --out= | --out: path = '': is empty; give the name of a file or folder
+ensembles --out= --workers 2 | --out: path = '': is empty
 staleness --out /dev/null | out = '/dev/null': exists and is not an empty folder; give another
 staleness --out /dev/null/x | out = '/dev/null/x': cannot be written: Not a directory; give a folder
 stability --workers 5 5 | workers = 5, 5: one comes twice; give each once
@@ -82,6 +91,7 @@ energy --no-diagnose-energy | diagnose_energy = False
 tensors --diagnose-every 0 | diagnose_every = 0
 tensors --effective-batch 9 | effective_batch = 9: cannot be shared evenly by 8 workers
 tensors --effective-batch 16 --batch-size 4 | not both
+tensors --methods downpour | methods = 'downpour': has no diagnostic pi, which this study measures; choose gem
 momentum --workers 1 2 | workers = 1
 momentum --seeds 2 | seeds = 2: must be at least 3
 momentum --step 2 | step = 2.0: must be below the fewest workers, 2
@@ -118,6 +128,10 @@ staleness --servers 4 --animate | animate = True: needs all parameters at one in
 checkpoint --saving 2h | saving = '2h': is as long as every = '30 min'
 delays pipeline --stages 9 | stages = 9: must be from 1 to 4, as the problem has 4 layers
 delays pipeline --delays 5 | delays = 5: with 4 stages the pipeline's has no whole numbers
+delays pipeline --delays 4 | of versions; give a multiple of 3
+delays pipeline --stages 1 | stages = 1: one stage has nothing to compare; give 2 or more
+delays pipeline --methods downpour(learning_rate=0.1) | its rate is tuned; leave it out, and give --tune
+delays pipeline --groups 0 1 | groups: the tensor 2.bias is in no group; add it to one
 failures --deaths 0 0 | deaths = 0.0, 0.0: one comes twice
 failures --detect -1 | detect = -1.0: must be zero or above
 policies --methods rennala | methods = rennala: requires a certain timing, but this study compares policies
@@ -241,6 +255,24 @@ throughput --workers | workers: none given; give at least one number
 throughput --workers 3 3 | workers = 3, 3: one comes twice; give each once
 throughput --repeats=0 | repeats = 0: must be at least 1
 throughput --seconds=0 | seconds = 0.0: must be above zero (s)
+claims gem gim | invalid choice 'gim' for argument '--lists'. Expected one of ('gem',
+claims gem gem | lists = gem, gem: one comes twice; give each once
+post_training --queues pase(1) | queues = 'pase(1)': unknown; did you mean 'pace(eta)'?
+post_training --queues pace | queues = 'pace': eta missing; write pace(eta)
+post_training --queues keep keep | queues = keep, keep: one comes twice
+post_training --corrections trunc | correction = 'trunc': unknown; did you mean 'truncated(cap=2)'?
+post_training --corrections --tune 0.3 1 | has no effect without corrections; leave it out
+post_training --target nan | target = nan: must be finite
+post_training --seeds 1000000000 | seeds = 1000000000: must be at most 100,000
+post_training --split 1000000 | split = 1000000: must be at most 1,000
+post_training --split 1 | split = 1: one accelerator cannot be divided
+post_training --accelerators 2 1 | has no effect without split
+post_training --inner-steps 3 | inner_steps = 3: does not divide
+post_training --batch 9 --group 2 | batch = 9: is no multiple of group = 2
+post_training --tune | tune: none given
+post_training --problem digits | problem = 'digits': unknown
+post_training --failures crash(9,1) | hits slots or learners?
+post_training --recording none.csv | recording = 'none.csv': there is no such file
 """
 
 

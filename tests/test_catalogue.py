@@ -17,9 +17,6 @@ import pytest
 from cases import make_dynamic
 from event_loop import deviation
 from formulas import CURVATURE, MU, RATE, START
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from world import ROUTES, clusters, gates
 
 from asyncsim import (
     Cluster,
@@ -452,38 +449,6 @@ def test_methods_are_their_papers_formulas(name, workers):
     assert path_deviation(method, rule, trace, quadratic(name), commits) < 1e-10
 
 
-@st.composite
-def runs(draw):
-    """A method, and a cluster under any policy that the protocol can have."""
-    cluster = draw(clusters(sizes=(2, 6), routes=[ROUTES[0], ROUTES[3]]))
-    name = draw(
-        st.sampled_from(["adag", "aeasgd", "agn", "damping", "dc_asgd", "fedbuff", "mem_sgd"])
-    )
-    window = 1 if name == "dc_asgd" else cluster.window
-    return (
-        name,
-        dataclasses.replace(
-            cluster,
-            window=window,
-            policy=draw(gates(cluster.workers, cluster.protocol, between=True)),
-        ),
-        draw(st.integers(0, 999)),
-    )
-
-
-@pytest.mark.full
-@settings(max_examples=8)
-@given(run=runs())
-def test_methods_are_their_formulas_on_random_clusters(run):
-    name, cluster, seed = run
-    rule, _, _, options = RULES[name]
-    trace = simulate(cluster, 60, seed)
-    method = free(METHODS[name])(learning_rate=RATE, **options)
-    found = replay(trace, method, quadratic(), seed, precision="float64", progress=False).params
-    expected = formulas.run(rule, trace)
-    np.testing.assert_allclose(found, expected[-1], rtol=0, atol=1e-10 * np.max(np.abs(expected)))
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -571,52 +536,6 @@ def test_one_worker_is_its_sequential_counterpart(method, counterpart, window, l
 # Families
 
 
-def two_quadratics(noise):
-    """Each worker has its own, with the optimum 0 or 4: their mean has 2, and 0.8 if the first
-    counts four times.
-    """
-    return problems.custom(
-        init=lambda key: jnp.full(1, 2.5),
-        loss=lambda x, batch, key: (
-            jnp.mean((x - batch["centre"]) ** 2) / 2
-            + noise * jnp.vdot(jax.random.normal(key, x.shape, x.dtype), x)
-        ),
-        train={"centre": np.array([0.0, 4.0])},
-        batch_size=1,
-        split="even",
-    )
-
-
-def unequal_workers(commits, seed=0):
-    return simulate(Cluster(2, [Exponential(1.0), Exponential(4.0)]), commits, seed)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("make", "optimum"), [(methods.downpour, 0.8), (methods.rescaled_asgd, 2.0)]
-)
-def test_rescaled_asgd_reaches_the_unweighted_optimum(make, optimum):
-    """The first worker is four times as fast: ASGD weights it four times, Rescaled ASGD once."""
-    method, problem = make(0.01), two_quadratics(noise=1.0)
-    ends = [
-        replay(unequal_workers(1500, seed), method, problem, seed, progress=False).params[0]
-        for seed in range(10)
-    ]
-    error = np.std(ends, ddof=1) / np.sqrt(len(ends))
-    assert (
-        abs(np.mean(ends) - optimum) < 3 * error < 3 * 1.2 / 20
-    )  # 20 of them to the other optimum
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("make", [methods.ia2sgd, methods.malenia, methods.ringleader])
-def test_methods_with_a_gradient_of_every_worker_reach_the_unweighted_optimum(make):
-    end = replay(
-        unequal_workers(1500), make(0.1), two_quadratics(noise=0.0), progress=False
-    ).params[0]
-    assert end == pytest.approx(2, abs=1e-5)
-
-
 @pytest.mark.full
 def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(lenient):
     make = free(methods.fedbuff)
@@ -666,36 +585,6 @@ def test_laws_of_damping(law, options, scales):
 
 
 @pytest.mark.full
-def test_what_is_kept_of_sparse_messages_stays_within_its_bound():
-    """Karimireddy et al. 2019, lemma 3, with gradients of norm at most G = 4; without a memory
-    nothing is kept.
-    """
-    share, task = (
-        0.125,
-        problems.custom(
-            lambda key: jnp.full(16, 3.0), lambda x, batch, key: jnp.sum(jnp.sqrt(1 + x**2))
-        ),
-    )
-    norms = []
-    for memory in (True, False):
-        stops = np.arange(100, COMMITS + 1, 100)
-        replayed = Replay(
-            asynchronous(5),
-            methods.mem_sgd(RATE, share, memory),
-            task,
-            precision="float64",
-            stops=stops,
-        )
-        for stop in stops.tolist():
-            replayed.advance(stop)
-            if memory:
-                norms += np.linalg.norm(np.asarray(replayed.state.workers.method), axis=1).tolist()
-        assert memory or jax.tree.leaves(replayed.state.workers.method) == []
-    bound = 2 * RATE * 4 * np.sqrt(1 - share) / share
-    assert 0.1 * bound < max(norms) <= bound
-
-
-@pytest.mark.full
 def test_messages_that_are_all_of_an_update_make_downpour():
     task = problems.quadratic([0.5, 1.0, 2.0], noise=0.1)
     ends = [
@@ -720,12 +609,6 @@ def test_messages_that_are_all_of_an_update_make_downpour():
         4 / 16,
         1,
     ]
-    for options, message in [
-        ({"fraction": 1.5}, r"fraction = 1\.5: must be at most one"),
-        ({"memory": 1}, "memory = 1: must"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            methods.mem_sgd(**options)
 
 
 # The factories

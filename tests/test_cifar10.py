@@ -14,11 +14,6 @@ WAYS = ("NHWC", "HWIO", "NHWC")
 MEAN, STD = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2470, 0.2435, 0.2616])
 
 
-@pytest.fixture(autouse=True)
-def no_folder_from_outside(monkeypatch):
-    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
-
-
 # Layers
 
 

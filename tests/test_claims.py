@@ -356,14 +356,6 @@ def test_leaders_are_compared_each_at_the_best_rate_for_the_measure():
     assert lower.holds is True and "at 2 (" in lower.text
 
 
-def test_an_unknown_list_is_refused_in_one_line(capsys):
-    assert command.main(["claims", "gem", "gim"]) == 2
-    error, hint = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: invalid choice 'gim'") and "gem" in f"{error}{hint}"
-    assert command.main(["claims", "gem", "gem"]) == 2
-    assert "lists" in capsys.readouterr().err
-
-
 def test_the_published_scale_without_its_data_is_refused_in_one_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("ASYNCSIM_DATA", str(tmp_path))
     assert command.main(["claims", "gem", "--scale", "paper", "--out", "out"]) == 2

@@ -35,8 +35,7 @@ CACHED = {
 
 
 @pytest.fixture(params=MAKE)
-def task(request, monkeypatch):
-    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
+def task(request):
     return request.param
 
 

@@ -5,7 +5,6 @@ noise.
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from formulas import CURVATURE, START, diverse
@@ -115,23 +114,6 @@ def test_limits_are_sgd_bit_for_bit(optimized):
     np.testing.assert_allclose(quarter, losses(methods.sgd(0.05, momentum=0.0)), rtol=1e-5)
 
 
-def test_the_inner_loop_ends_between_the_replica_and_the_optimum():
-    """With curvature h at x (1 / gamma) / (h + 1 / gamma): 0.5882 x."""
-    problem = problems.quadratic(np.array([0.7]), start=np.array([2.0]))
-    method = methods.entropy_sgd(0.1, gamma=1.0, noise=0.0, momentum=0.0)
-    run = replay(
-        simulate(Cluster(1, 1.0, window=400), 1),
-        method,
-        problem,
-        precision="float64",
-        progress=False,
-    )
-    assert (
-        float(run.params[0]) / 2 == pytest.approx(1 / 1.7, rel=1e-12)
-        and round(1 / 1.7, 4) == 0.5882
-    )
-
-
 def test_langevin_noise_has_its_stationary_variance():
     """2 noise^2 / ((h + 1 / gamma) (2 - a)), with a = learning rate (h + 1 / gamma), of a step that
     is not small.
@@ -150,18 +132,3 @@ def test_langevin_noise_has_its_stationary_variance():
     assert np.mean(np.asarray(run.params) ** 2) == pytest.approx(
         expected, rel=4 * np.sqrt(2 / size)
     )
-
-
-def test_replicas_beyond_the_limit_of_the_pull_grow_apart():
-    def distance(rho):
-        method = methods.parle(
-            diverse, gamma=None, rho=rho, rho_least=0.1, scoping=0.0, decay=0.0, momentum=0.0
-        )
-        trace = rounds(5, 1, policy="barrier()")
-        replayed = Replay(
-            trace, method, quadratic(), precision="float64", stops=np.array([len(trace)])
-        )
-        replayed.advance(len(trace))
-        return float(jnp.abs(replayed.state.workers.method - replayed.state.central).max())
-
-    assert distance(0.45) > 1e3 * distance(0.6)

@@ -31,7 +31,6 @@ from asyncsim.replays.tuning import replays_at_once  # as it is; tests have anot
 from asyncsim.study.executor import Completion, Local
 from asyncsim.study.jobs import Runner, measurement
 
-OPTIMIZED = True
 ROOT = study.shipped("studies").parent
 #: Four runs in a moment.
 STUDY = (
@@ -223,27 +222,31 @@ def test_only_replays_that_keep_one_core_busy_are_computed_at_once(monkeypatch):
 
 
 @pytest.mark.full
-def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturbed):
-    replayed.stops[4] = KeyboardInterrupt()
-    assert told(*STUDY, "--out=mine")[0] == 130
-    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == RUNS[3:]
+def test_failed_and_lost_runs_are_rows_and_computed_again(told, replayed, undisturbed):
+    replayed.stops |= {2: RuntimeError("out of\nmemory"), 4: KeyboardInterrupt()}
+    code, err = told(*STUDY, "--out=mine")
+    assert code == 130 and "[2/4] downpour, seed 1: failed: RuntimeError: out of memory" in err
+    assert any(line.startswith("Traceback") for line in err)
+    summary = pd.read_csv("mine/summary.csv")
+    assert list(summary["status"]) == ["finished", "failed", "finished"]
+    assert summary["error"][1] == "RuntimeError: out of memory"
+    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == RUNS[1::2]
     # Never taken: what a process leaves that is killed while it writes a run, one that lacks a
     # file, another seed's.
     shutil.copytree("mine/runs/downpour-seed0", "mine/runs/.downpour-seed3.0123abcd.partial")
-    Path("mine/runs/downpour-seed1/params.npz").unlink()
-    shutil.rmtree("mine/runs/downpour-seed2")
-    shutil.copytree("mine/runs/downpour-seed0", "mine/runs/downpour-seed2")
+    Path("mine/runs/downpour-seed0/params.npz").unlink()
+    shutil.copytree("mine/runs/downpour-seed2", "mine/runs/downpour-seed1")
     shutil.copy("mine/traces/seed0.parquet", "mine/traces/seed2.parquet")
     replayed.calls.clear()
+    replayed.stops[1] = RuntimeError("again")
     code, err = told(*STUDY, "--resume=mine")
-    assert code == 0 and replayed.calls == [1, 2, 3]
-    assert any("downpour-seed1" in line and line.endswith("computed again") for line in err)
-    aside = "moved to mine/aside/runs/downpour-seed2, and computed again"
-    assert f"note: run runs/downpour-seed2: is another's, of seed 0, not 2: {aside}" in err
+    assert code == 3 and replayed.calls == [0, 1, 3]
+    assert any("downpour-seed0" in line and line.endswith("computed again") for line in err)
+    aside = "moved to mine/aside/runs/downpour-seed1, and computed again"
+    assert f"note: run runs/downpour-seed1: is another's, of seed 2, not 1: {aside}" in err
+    assert err[-1].startswith("note: 1 of 4 runs failed; summary.csv has their errors")
     shutil.rmtree("mine/aside")
-    assert any(
-        line.startswith("[1/4] downpour, seed 0: ") and line.endswith(", read") for line in err
-    )
+    assert told(*STUDY, "--resume=mine")[0] == 0
     assert files("mine") == undisturbed
 
 
@@ -374,54 +377,28 @@ def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_i
         return {"a.csv": [{"x": x, "inverse": 1 / (x // 2)}], "b.csv": [{"x": x}] * (x - 1)}
 
     def run(function):
-        jobs = [
-            measurement(
-                f"job {x}",
-                *(function, x),
-                folder="parts/of",
-                labels={"x": x},
-                errors="b.csv",
-                say=lambda tables: f"{len(tables['b.csv'])} rows",
-            )
-            for x in range(4)
-        ]
+        options = {"folder": "parts/of", "errors": "b.csv", "say": lambda tables: "said"}
         runner = Runner(Path(), LastFirst())
-        runner.run(jobs)
+        runner.run(
+            [measurement(f"job {x}", function, x, labels={"x": x}, **options) for x in range(4)]
+        )
         return runner
 
     runner = run(measured)
-    tables = runner.tables()
-    assert tables["a.csv"]["inverse"].tolist() == [1.0, 1.0] and tables["b.csv"]["x"].tolist() == [
-        0,
-        1,
-        2,
-        3,
-        3,
-    ]
     error = "ZeroDivisionError: division by zero"
-    assert tables["b.csv"][["status", "error"]].dropna().values.tolist() == [["failed", error]] * 2
-    assert pd.read_csv("a.csv")["x"].tolist() == [2, 3] and pd.read_csv("b.csv")["x"].tolist() == [
-        0,
-        1,
-        2,
-        3,
-        3,
-    ]
-    assert (
-        runner.missing == ["parts/of/job 0.json", "parts/of/job 1.json"]
-        and list(map(list, runner.failed.values())) == [["b.csv"]] * 2
-    )
+    for name, rows in (("a.csv", [2, 3]), ("b.csv", [0, 1, 2, 3, 3])):
+        assert runner.tables()[name]["x"].tolist() == pd.read_csv(name)["x"].tolist() == rows
+    failed = runner.tables()["b.csv"][["status", "error"]].dropna()
+    assert failed.values.tolist() == [["failed", error]] * 2
+    assert runner.missing == ["parts/of/job 0.json", "parts/of/job 1.json"]
     assert unsealed(Path("parts/of/job 2.json"))["tables"] == measured(2)
     lines = capsys.readouterr().err.splitlines()
-    assert (
-        lines[0].startswith("[1/4] job 3: 2 rows, in ")
-        and lines[-1] == f"[4/4] job 0: failed: {error}"
-    )
-    assert (
-        sum(line.startswith("Traceback") for line in lines) == 1
-    )  # of two errors that are the same
+    assert lines[0].startswith("[1/4] job 3: said, in ")
+    assert lines[-1] == f"[4/4] job 0: failed: {error}"
+    # Of two errors that are the same.
+    assert sum(line.startswith("Traceback") for line in lines) == 1
     assert len(run(lambda x: {"b.csv": [{"x": x}]}).tables()["b.csv"]) == 5
-    assert capsys.readouterr().err.splitlines()[0] == "[1/4] job 2: 1 rows, read"
+    assert capsys.readouterr().err.splitlines()[0] == "[1/4] job 2: said, read"
 
 
 @pytest.mark.parametrize(
@@ -439,25 +416,6 @@ def test_a_damaged_part_is_computed_again_aloud(capsys, damaged):
 
 
 # Failures
-
-
-@pytest.mark.full
-def test_failed_run_is_a_row_with_its_error(told, replayed, undisturbed):
-    replayed.stops[2] = RuntimeError("out of\nmemory")
-    code, err = told(*STUDY, "--out=mine")
-    assert code == 3 and "[2/4] downpour, seed 1: failed: RuntimeError: out of memory" in err
-    assert any(line.startswith("Traceback") for line in err)
-    assert err[-1].startswith(
-        "note: 1 of 4 runs failed; summary.csv has their errors, and --resume mine tries"
-    )
-    summary = pd.read_csv("mine/summary.csv")
-    assert list(summary["status"]) == ["finished", "failed", "finished", "finished"]
-    assert (
-        summary["error"][1] == "RuntimeError: out of memory" and summary["error"].isna().sum() == 3
-    )
-    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == [RUNS[1]]
-    assert told(*STUDY, "--resume=mine")[0] == 0
-    assert files("mine") == undisturbed
 
 
 def test_a_study_of_which_all_runs_fail_ends_with_the_error(told, replayed):
@@ -518,7 +476,7 @@ def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path):
 
 @needs_ray
 @pytest.mark.full
-def test_ray_gives_the_bytes_of_this_process(cluster, told):
+def test_ray_gives_the_bytes_of_this_process(cluster, told, optimized):
     Path("mine.py").write_text(
         "from asyncsim.methods import Applied, downpour\n"
         "SCALE = 0.5\n"

@@ -48,7 +48,6 @@ EXACT = [
 #: What bounds it, the least part of that which the cluster reaches, and clusters.
 BOUNDED = [
     ("saturation bound", 0.9, Cluster(8, Gamma(1.0, 0.5), service=0.1)),
-    ("saturation bound", 0.95, Cluster(8, MIXED, service=0.3)),
     ("saturation bound", 0.9, Cluster(8, Gamma(1.0, 0.5), **LINK | {"message_bytes": (20, 200)})),
     ("saturation bound", 0.9, Cluster(8, MIXED, policy=bounded_staleness(2))),
     (
@@ -77,14 +76,12 @@ BOUNDED = [
         Cluster(8, "uniform(0.5, 1.5)", window=2, service=0.5, policy=barrier(6)),
     ),
     ("saturation bound", 0.6, Cluster(8, Gamma(1.0, 0.5), policy=first_of(3))),
-    ("saturation bound", 0.6, Cluster(8, "uniform(0.5, 1.5)", window=2, policy=barrier())),
     ("saturation bound", 0.5, Cluster(8, Exponential(1.0), policy=discard_stale(4))),
     (
         "machine repairman",
         0.5,
         Cluster(8, Exponential(1.0), service=Exponential(0.1), policy=discard_stale(4)),
     ),
-    ("order statistics", 0.8, Cluster(8, Gamma(1.0, 0.5), service=0.05, policy=barrier())),
     (
         "order statistics",
         0.995,
@@ -104,7 +101,6 @@ BOUNDED = [
             policy=barrier(1),
         ),
     ),
-    (UNSERVED, 0.4, Cluster(8, Gamma(1.0, 0.5), latency="exponential(0.5)", policy=barrier(5))),
     ("saturation bound", 0.5, Cluster(8, Exponential(2.0), policy=bounded_staleness(2))),
 ]
 #: By what a mean over so many commits may lie beyond, or aside: a commit of each worker at either

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from edits import log_of
 
 from asyncsim import Cluster, InputError, Rollouts, simulate
 from asyncsim.traces.lag import check_lag
@@ -15,15 +16,8 @@ def log(tmp_path):
     """A log of a simulated run, as a real system would write it."""
     rollouts = Rollouts(6, "exponential(1)", group=2, batch=4, queue="pace(2)", consume="started")
     trace = simulate(Cluster(1, 0.3, rollouts=rollouts), 40, progress=False)
-    samples = trace.samples
-    trained = samples["outcome"] == "trained"
-    ends = trace.frame["commit_time"].to_numpy()
-    table = samples[
-        ["read_version", "version", "group", "slot", "start_time", "end_time", "take_time"]
-    ]
-    table = table.assign(version=table["version"].where(trained))
-    table["outcome"] = samples["outcome"].astype(str)
-    table["train_time"] = [ends[int(v)] if v == v else float("nan") for v in table["version"]]
+    table = log_of(trace)
+    table["version"] = table["version"].where(table["outcome"] == "trained")
 
     def write(name="log.parquet", **changes):
         changed = table.copy()
@@ -75,15 +69,12 @@ def test_an_export_of_samples_states_which_were_trained(tmp_path, failures):
     assert report.beyond is None
     assert np.isnan(report.open) and "unknown without start_time, train_time" in str(report)
     assert "the limit is unknown without take_time, train_time" in str(report)
-    ends = trace.frame["commit_time"].to_numpy()
-    is_trained = (trace.samples["outcome"] == "trained").to_numpy()
-    log = trace.samples.assign(train_time=np.nan)
-    log.loc[is_trained, "train_time"] = ends[log["version"][is_trained]]
+    log = log_of(trace)
     log.to_parquet(tmp_path / "complete.parquet")
     audited = trace.check().open / 80
     assert check_lag(tmp_path / "complete.parquet").open == pytest.approx(audited)
     # Without the version of their discard, samples count until the end of their generation.
-    log["version"] = log["version"].where(is_trained)
+    log["version"] = log["version"].where(log["outcome"] == "trained")
     log.to_parquet(tmp_path / "log.parquet")
     assert 0.7 * audited < check_lag(tmp_path / "log.parquet").open <= audited
 

@@ -1,14 +1,9 @@
-"""Leader SGD: where its leader rests, and what it refuses."""
+"""The bytes of Leader SGD."""
 
 import pytest
 
-from asyncsim import Cluster, InputError, methods, problems, simulate
-from asyncsim.replays.replay import replay
+from asyncsim import Cluster, methods, simulate
 from asyncsim.study.cell import meet
-
-
-def gradient(x):
-    return 4 * x * (x**2 - 1) + 0.3
 
 
 @pytest.mark.parametrize(
@@ -32,11 +27,3 @@ def test_bytes_are_those_of_losses_and_leaders(method, up, down):
     assert frame["commit_time"].iloc[-1] == pytest.approx(
         10 * (1 + sum(sizes) / 20) - sizes[1] / 20
     )
-
-
-def test_pulls_of_every_step_need_a_window_of_one():
-    trace = simulate(Cluster(3, "constant(1)", window=2), 9)
-    with pytest.raises(
-        InputError, match="method = 'lsgd': needs a trace with window = 1, this one has 2"
-    ):
-        replay(trace, methods.lsgd(step_pull=0.1), problems.quadratic([1.0]))

@@ -2,8 +2,6 @@
 bottom.
 """
 
-import ast
-import importlib
 import json
 import os
 import re
@@ -36,17 +34,6 @@ def test_it_is_saved_without_outputs():
 def test_it_is_valid():
     nbformat = pytest.importorskip("nbformat")
     nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
-
-
-def test_what_it_imports_is_there():
-    """As `test_its_cells_run` says too, which takes long."""
-    source = "\n".join("".join(cell["source"]) for cell in cells("code"))
-    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
-    names = [(node.module, alias.name) for node in imports for alias in node.names]
-    assert len(names) > 3
-    assert [
-        name for module, name in names if not hasattr(importlib.import_module(module), name)
-    ] == []
 
 
 @pytest.mark.full

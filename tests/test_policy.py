@@ -1,6 +1,5 @@
-"""Timing policies: their texts, runs by hand, and the closed forms of waiting and staleness."""
+"""Timing policies: a run by hand, and the closed forms of staleness."""
 
-import numpy as np
 import pytest
 
 from asyncsim import (
@@ -9,8 +8,6 @@ from asyncsim import (
     Gamma,
     barrier,
     buffered,
-    cancel_stale,
-    discard_stale,
     first_of,
     simulate,
     theory,
@@ -18,12 +15,6 @@ from asyncsim import (
 from asyncsim.clusters.policy import as_policy
 from asyncsim.theory import queue_theory, staleness_theory
 from asyncsim.traces.phases import phases
-
-# A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
-K_SIGMA = 5.0
-
-
-# Staleness
 
 
 def test_mean_staleness_in_closed_form():
@@ -54,45 +45,6 @@ def test_staleness_theory_bounds_every_policy():
     assert (
         queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=buffered(2))) is not None
     )
-
-
-# Times
-
-
-def time_per_version(cluster, versions, batch=1):
-    """Mean and standard error of the time between versions, from means over ``batch`` versions at a
-    time.
-    """
-    commits = versions * cluster.policy.per_version(cluster.workers)
-    frame = simulate(cluster, commits, seed=1).frame
-    times = frame.loc[frame["outcome"] == "applied", "commit_time"].to_numpy()
-    lasted = np.diff(times[::batch], prepend=0.0) / batch
-    return lasted[1:].mean(), lasted[1:].std() / np.sqrt(len(lasted) - 1)
-
-
-@pytest.mark.parametrize(
-    ("policy", "law", "expected"),
-    [
-        # The next version is as far away as the first was: all start anew, or are memoryless.
-        (barrier(28), Exponential(1.0), 1.9752),
-        (cancel_stale(1, 8), Exponential(1.0), 8 / 32),
-        (discard_stale(1, 8), Exponential(1.0), None),
-    ],
-    ids=str,
-)
-def test_time_per_version(policy, law, expected):
-    mean, error = time_per_version(Cluster(32, law, policy=policy), 600, batch=20)
-    if expected is None:  # Rennala without stops: what is under way when a version is made is lost
-        expected = 8 * law.mean / 32
-        assert mean - K_SIGMA * error > expected
-        return
-    assert abs(mean - expected) < K_SIGMA * error + 5e-5 * (expected == 1.9752)
-
-
-# The dataclass, its text, and what is refused
-
-
-# What is told of a trace
 
 
 def test_barrier_by_hand():

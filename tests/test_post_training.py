@@ -4,12 +4,12 @@ they state.
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from edits import log_of
 
 import asyncsim.__main__ as command
 from asyncsim import Cluster, InputError, Rollouts, simulate, study
@@ -100,13 +100,8 @@ def test_a_small_study(tmp_path, capsys):
 def test_clocks_alone_and_a_recording(tmp_path):
     rollouts = Rollouts(6, "gamma(2, 0.5)", group=2, batch=4, queue="pace(2)")
     trace = simulate(Cluster(1, "gamma(0.3, 0.2)", rollouts=rollouts), 400, progress=False)
-    log = trace.samples[
-        ["read_version", "version", "group", "slot", "start_time", "end_time", "take_time"]
-    ]
-    ends = trace.frame["commit_time"].to_numpy()
-    trained = trace.samples["outcome"] == "trained"
-    log = log.assign(version=log["version"].where(trained))
-    log["train_time"] = [ends[int(v)] if v == v else np.nan for v in log["version"]]
+    log = log_of(trace)
+    log["version"] = log["version"].where(log.pop("outcome") == "trained")
     log.to_parquet(tmp_path / "log.parquet")
     cluster = calibrate_rollouts(tmp_path / "log.parquet")
     assert (cluster.rollouts.slots, cluster.rollouts.group, cluster.rollouts.batch) == (6, 2, 4)
@@ -134,13 +129,10 @@ def test_samples_that_crashes_cut_short_are_censored(tmp_path):
     crashes = ("crash(every=exponential(4), lasts=1, on=slots)",)
     cluster = Cluster(1, 0.3, rollouts=rollouts, failures=crashes)
     trace = simulate(cluster, 100, progress=False)
-    ends = trace.frame["commit_time"].to_numpy()
-    log = trace.samples.drop(columns=["sample", "length"]).assign(train_time=np.nan)
-    is_trained = log["outcome"] == "trained"
-    log.loc[is_trained, "train_time"] = ends[log["version"][is_trained]]
-    log.to_parquet(tmp_path / "log.parquet")
+    log_of(trace).to_parquet(tmp_path / "log.parquet")
     fitted = calibrate_rollouts(tmp_path / "log.parquet")
-    whole = trace.samples[log["end_time"].notna()].drop_duplicates("sample", keep="last")
+    samples = trace.samples.dropna(subset="end_time")
+    whole = samples.drop_duplicates("sample", keep="last")
     assert fitted.rollouts.length.mean == pytest.approx(whole["length"].mean(), rel=0.03)
     (crash,) = fitted.failures
     assert crash.on == "slots" and crash.every.mean == pytest.approx(4, rel=0.1)
@@ -150,11 +142,7 @@ def test_samples_that_are_open_at_the_end_are_censored(tmp_path):
     """An exponential law's mean is the time of all samples over the number of those that ended."""
     rollouts = Rollouts(16, "exponential(4)", batch=8, queue="keep()")
     trace = simulate(Cluster(1, 0.3, rollouts=rollouts), 24, progress=False)
-    log = trace.samples.drop(columns=["sample", "length", "group"])
-    ends = trace.frame["commit_time"].to_numpy()
-    is_trained = log["outcome"] == "trained"
-    log["train_time"] = np.nan
-    log.loc[is_trained, "train_time"] = ends[log["version"][is_trained]]
+    log = log_of(trace).drop(columns="group")
     log.to_parquet(tmp_path / "log.parquet")
     last = max(log[name].max() for name in ("end_time", "take_time", "train_time"))
     seconds = log["end_time"].fillna(last) - log["start_time"]
@@ -256,34 +244,6 @@ def test_shares_by_hand():
     assert binding_limit(0.9, 1.0) == "learner" and binding_limit(0.5, 0.5) == "queue"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"queues": ("pase(1)",)}, "queues = 'pase(1)': unknown"),
-        ({"queues": ("keep", "keep")}, "one comes twice"),
-        ({"corrections": ("trunc",)}, "correction = 'trunc': unknown"),
-        ({"target": math.nan}, "target = nan: must be finite"),
-        ({"seeds": 10**9}, "seeds = 1000000000: must be at most 100,000"),
-        ({"split": 10**6}, "split = 1000000: must be at most 1,000"),
-        ({"split": 1}, "split = 1: one accelerator cannot be divided"),
-        ({"accelerators": (2, 1)}, "has no effect without split"),
-        ({"inner_steps": 3}, "inner_steps = 3: does not divide"),
-        ({"batch": 9}, "batch = 9: is no multiple of group = 2"),
-        ({"tune": ()}, "tune: none given"),
-        ({"problem": "digits"}, "problem = 'digits': unknown"),
-        ({"failures": ("crash(9, 1)",)}, "hits slots or learners?"),
-        ({"corrections": ()}, "tune = (0.3, 1.0): has no effect without corrections; leave it out"),
-        ({"cpus_per_run": 2}, "cpus_per_run = 2: is an option of --executor ray"),
-        ({"recording": "none.csv"}, "recording = 'none.csv': there is no such file"),
-    ],
-)
-def test_options_that_cannot_be(options, message, tmp_path):
-    with pytest.raises(InputError) as raised:
-        post_training.run(post_training.Config(**SMALL | options, out=tmp_path / "results"))
-    assert message in str(raised.value)
-    assert not (tmp_path / "results").exists()
-
-
 def test_a_users_file_has_corrections_and_a_problem(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
@@ -317,5 +277,3 @@ def test_commands(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main(["check-lag", "-h"])
     assert "before the update that uses it" in " ".join(capsys.readouterr().out.split())
-    assert command.main(["post-training", "--queues", "pace"]) == 2
-    assert "queues = 'pace'" in capsys.readouterr().err

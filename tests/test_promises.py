@@ -24,7 +24,6 @@ from asyncsim.study.jobs import measurement, run_jobs
 from asyncsim.study.sweep import run_cells, sweep
 from asyncsim.traces.columns import Source
 
-OPTIMIZED = True
 TINY = {
     "workers": 2,
     "steps": 4,

@@ -62,10 +62,9 @@ NAMES["PROBLEM"] = problems.quadratic([1.0, 0.5])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[-2])
-def test_a_call_is_refused(case, monkeypatch):
+def test_a_call_is_refused(case):
     *module, call, message = case
     names = NAMES | (vars(importlib.import_module(module[0])) if module else {})
-    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
     with pytest.raises(InputError) as error:
         eval(call, names)
     text = str(error.value)

@@ -18,36 +18,9 @@ from asyncsim import (
     problems,
     replay_ensemble,
 )
-from asyncsim.methods import Method, gradient_steps
-from asyncsim.methods.method import send_update
 from asyncsim.replays.replay import replay
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-# Repeating
-
-
-def test_a_second_replay_gives_the_same_bytes(tmp_path):
-    precision = "float32"
-    trace, method, problem = make_trace(commits=300), make_method("gem"), make_problem("digits")
-    for name in ("first", "second"):
-        run = replay(trace, method, problem, seed=3, precision=precision, progress=False)
-        run.save(tmp_path / name)
-    assert {leaf.dtype for leaf in jax.tree.leaves(run.params)} == {np.dtype(precision)}
-    assert run.config["precision"] == precision and run.commits["loss"].dtype == precision
-    files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert files == [
-        "commits.parquet",
-        "diagnostics.parquet",
-        "evaluations.parquet",
-        "params.npz",
-        "run.json",
-    ]
-    for name in files:
-        assert (tmp_path / "first" / name).read_bytes() == (
-            tmp_path / "second" / name
-        ).read_bytes(), name
 
 
 class Counted:
@@ -79,12 +52,6 @@ def test_compiled_once_for_all_seeds():
         assert counted.traced == 0
 
 
-# Methods that use the rest of the interface, as a user writes them
-
-
-# Own problems
-
-
 @pytest.mark.full
 def test_evaluation_takes_the_mean_state_of_the_workers():
     problem, trace = stateful_problem(), make_trace(commits=300)
@@ -93,9 +60,6 @@ def test_evaluation_takes_the_mean_state_of_the_workers():
     loop.run(0, 300)
     means = [worker.problem["mean"].sum() for worker in loop.workers.values()]
     assert run.evaluations["train_loss"].iloc[-1] == pytest.approx(np.mean(means), rel=1e-12)
-
-
-# What is recorded
 
 
 @pytest.mark.full
@@ -141,21 +105,6 @@ def test_commits_carry_the_trace():
     assert run.config["method"] == "downpour" and run.config["commits"] == 200
 
 
-def watched():
-    """DOWNPOUR that shows its updates."""
-
-    def message(worker, update, start, central, visit):
-        return *send_update(worker, update, start, central, visit)[:2], {
-            "size": jnp.abs(update),
-            "positive": update > 0,
-        }
-
-    return Method(gradient_steps(0.05), "watched", message=message)
-
-
-# Divergence
-
-
 @pytest.mark.parametrize(
     ("precision", "protocol"), [("float32", "exchange"), ("float64", "write_then_read")]
 )
@@ -181,12 +130,6 @@ def test_a_run_ends_with_the_commit_that_diverges(precision, protocol):
         and np.isfinite(run.evaluations["train_loss"]).all()
     )
     assert run.evaluations["commit"].tolist() == list(range(0, first + 1, 14))
-
-
-# Bad input
-
-
-# What a replay refuses, and what it must not touch
 
 
 def test_the_users_own_initial_arrays_stay_whole():

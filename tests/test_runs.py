@@ -2,6 +2,7 @@
 cannot do.
 """
 
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from test_study import ROOT, TOY
 import asyncsim
 from asyncsim import InputError, plots, study
 from asyncsim.__main__ import main
+from asyncsim.base.console import safe_output
 from asyncsim.base.errors import printable
 from asyncsim.base.files import write_sealed
 from asyncsim.runs import known
@@ -167,16 +169,13 @@ def test_damaged_results_end_in_one_line(there, capsys):
     assert error.startswith("error: ") and error.count("\n") == 2
 
 
-def test_a_terminal_of_ascii_gets_the_report(place):
-    program = (
-        "from asyncsim.base.console import safe_output\n"
-        "with safe_output(): print('1 \u00b1 2, n\u00b2, \u03bb')"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert (done.stdout, done.stderr) == ("1 +- 2, n^2, ?\n", "")
+def test_a_terminal_of_ascii_gets_the_report(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with safe_output():
+        print("1 \u00b1 2, n\u00b2, \u03bb")
+    terminal.flush()
+    assert terminal.buffer.getvalue() == b"1 +- 2, n^2, ?\n"
 
 
 def test_folders_that_move_are_found_or_said(there, place, capsys):
@@ -297,43 +296,28 @@ def test_the_runs_of_a_tuned_study_are_found(place, capsys):
 
 
 def test_only_runs_that_differ_in_the_seed_are_a_line():
-    """Other learning rates, clusters and splits of the data are lines of their own, which say what
-    differs.
-    """
+    """Other learning rates, clusters and lengths are lines of their own, which say what differs."""
 
-    def run(seed=0, rate=0.1, compute="1", commits=8, **data):
+    def run(seed=0, rate=0.1, compute="1", commits=8):
         trace = asyncsim.simulate(asyncsim.Cluster(2, compute), commits, seed=seed)
-        problem = (
-            asyncsim.problems.digits(hidden=[2], **data)
-            if data
-            else asyncsim.problems.quadratic([1.0])
-        )
-        return asyncsim.replay(
-            trace, asyncsim.methods.downpour(rate), problem, seed=seed, evaluate_every=2
-        )
+        method, problem = asyncsim.methods.downpour(rate), asyncsim.problems.quadratic([1.0])
+        return asyncsim.replay(trace, method, problem, seed=seed, evaluate_every=2)
 
     def lines(*others, **options):
-        figure = plots.compare(list(others), **options)
-        return [
-            line.get_label() for line in figure.axes[0].get_lines()
-        ], figure._suptitle.get_text()
+        figure = plots.compare([run(), *others], **options)
+        labels = [line.get_label() for line in figure.axes[0].get_lines()]
+        return labels, figure.get_suptitle()
 
-    first = run()
-    assert lines(first, run(1)) == (["DOWNPOUR"], "quadratic; mean and range of 2 seeds")
-    assert lines(first, run(1, rate=0.2)) == (
+    assert lines(run(1)) == (["DOWNPOUR"], "quadratic; mean and range of 2 seeds")
+    assert lines(run(1, rate=0.2)) == (
         ["DOWNPOUR (learning rate=0.1)", "DOWNPOUR (learning rate=0.2)"],
         "quadratic; 1 seed",
     )
-    assert lines(first, run(1, compute="uniform(1, 2)"))[0] == [
-        "DOWNPOUR (compute=constant(value=1))",
-        "DOWNPOUR (compute=uniform(low=1, high=2))",
-    ]
-    split = [run(split=None), *(run(seed, split=0.1) for seed in (1, 2))]
-    assert lines(*split, labels=["mine"] * 3, title="data") == (
-        ["mine(split=None)", "mine(split=0.1)"],
-        "data; mean and range of 1 to 2 seeds",
+    assert lines(run(1, compute="uniform(1, 2)"), run(2), labels=["mine"] * 3, title="times") == (
+        ["mine(compute=constant(value=1))", "mine(compute=uniform(low=1, high=2))"],
+        "times; mean and range of 1 to 2 seeds",
     )
-    labels, _ = lines(first, run(commits=12), run())
+    labels, _ = lines(run(commits=12), run())
     assert labels == [f"DOWNPOUR (commits={text})" for text in ("8", "12", "8, run=2")]
 
 

@@ -1,23 +1,18 @@
-"""The simulation: runs by hand, random numbers and queueing theory; `test_world` has what holds of
-every trace.
-"""
+"""The simulation: a run by hand, and random numbers; `test_world` has what holds of every trace."""
 
-import ciw
 import numpy as np
 import pytest
-from scipy import stats
 from world import LAWS
 
 from asyncsim.base.streams import Streams
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Constant, Exponential, Gamma, Uniform
+from asyncsim.clusters.laws import Constant, Exponential, Gamma
 from asyncsim.clusters.policy import barrier
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.simulate import simulate
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0
-BATCHES = 40
 
 TIMES = ["start_time", "arrive_time", "serve_time", "commit_time"]
 
@@ -81,88 +76,6 @@ def test_delays_of_several_steps_are_sums_of_draws():
     np.testing.assert_array_equal(drawn, np.concatenate(expected))
     constant = delays([Constant(0.25), Constant(1.5)], 3, "compute", steps=3)
     assert [constant(0), constant(1), constant(0)] == [0.75, 4.5, 0.75]
-
-
-# Theory
-
-
-def test_staleness_is_geometric_with_exponential_times_and_an_instant_server():
-    # L2: P(k) = (1/n) (1 - 1/n)^k. Commits 8 n apart share a worker's silence with probability
-    # (1 - 1/n)^(8 n) = 3e-4: as good as independent. Level 1e-3, fixed seed.
-    workers, apart = 10, 80
-    staleness = (
-        simulate(Cluster(workers, Exponential(1.0)), 60_000, seed=0)
-        .frame["staleness"]
-        .to_numpy()[200::apart]
-    )
-    edges = np.arange(0, 30, 2)
-    observed = np.bincount(np.minimum(staleness // 2, 15), minlength=16)
-    tail = (1 - 1 / workers) ** np.append(edges, 30)
-    expected = len(staleness) * np.append(-np.diff(tail), tail[-1])
-    assert expected.min() > 5
-    assert stats.chisquare(observed, expected).pvalue > 1e-3
-
-
-def test_round_robin_with_constant_times():
-    # L4: strict turns; staleness 0, 1, ..., n - 1 and then n - 1 for ever.
-    for service in (0.0, 0.01, 0.5):
-        frame = simulate(Cluster(8, 1.0, service=service), 200).frame
-        np.testing.assert_array_equal(frame["worker"], np.arange(200) % 8)
-        np.testing.assert_array_equal(frame["staleness"], np.minimum(np.arange(200), 7))
-    # L9, constant times: min(N / (Z + S), 1 / S) exactly.
-    for workers, throughput in ((5, 5 / 1.1), (11, 10.0), (20, 10.0)):
-        times = (
-            simulate(Cluster(workers, 1.0, service=0.1), 40 * workers)
-            .frame["commit_time"]
-            .to_numpy()
-        )
-        rounds = times[20 * workers :: workers]
-        assert (len(rounds) - 1) * workers / (rounds[-1] - rounds[0]) == pytest.approx(
-            throughput, rel=1e-9
-        )
-
-
-# L9: machine repairman with Z = 1, S = 0.1; throughput and population at the server by workers.
-
-
-def test_against_ciw_on_a_closed_network():
-    # Neither law exponential: no closed form, so another simulator. Node 1 computes, node 2 serves.
-    workers, horizon = 10, 1_200.0
-    network = ciw.create_network(
-        arrival_distributions=[ciw.dists.Sequential([1e-9, float("inf")]), None],
-        batching_distributions=[ciw.dists.Deterministic(workers), ciw.dists.Deterministic(1)],
-        service_distributions=[ciw.dists.Gamma(4, 0.25), ciw.dists.Uniform(0.06, 0.18)],
-        number_of_servers=[float("inf"), 1],
-        routing=[[0.0, 1.0], [1.0, 0.0]],
-    )
-    ciw.seed(1)
-    simulation = ciw.Simulation(network)
-    simulation.simulate_until_max_time(horizon)
-    served = sorted(
-        (r.exit_date, r.waiting_time) for r in simulation.get_all_records() if r.node == 2
-    )
-    trace = simulate(Cluster(workers, Gamma(1.0, 0.5), Uniform(0.06, 0.18)), len(served), seed=1)
-    waits = (trace.frame["serve_time"] - trace.frame["arrive_time"]).to_numpy()
-    samples = [(np.array([exit for exit, _ in served]), np.array([wait for _, wait in served]))]
-    samples.append((trace.frame["commit_time"].to_numpy(), waits))
-    for measure in (throughput_batches, wait_batches):
-        ours, theirs = (measure(*sample) for sample in samples)
-        error = np.sqrt((ours.var(ddof=1) + theirs.var(ddof=1)) / BATCHES)
-        assert abs(ours.mean() - theirs.mean()) < K_SIGMA * error, (
-            measure,
-            ours.mean(),
-            theirs.mean(),
-            error,
-        )
-
-
-def throughput_batches(exit_time, wait):
-    edges = exit_time[np.linspace(500, len(exit_time) - 1, BATCHES + 1).astype(int)]
-    return np.diff(np.searchsorted(exit_time, edges)) / np.diff(edges)
-
-
-def wait_batches(exit_time, wait):
-    return np.array([batch.mean() for batch in np.array_split(wait[500:], BATCHES)])
 
 
 def test_constant_durations_do_not_depend_on_who_else_computes():

@@ -134,22 +134,6 @@ def test_a_damaged_header(trace, tmp_path, change):
         Trace.load(path)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt])
-def test_a_failed_or_interrupted_save_leaves_nothing(trace, tmp_path, monkeypatch, error):
-    def half(table, where, **_):
-        where.write_bytes(b"PAR1 half of it")
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", half)
-        with pytest.raises(
-            (InputError, KeyboardInterrupt), match=r"trace.parquet.*No space left on device|^$"
-        ):
-            trace.save(tmp_path / "trace.parquet")
-    assert list(tmp_path.iterdir()) == []
-    trace.save(tmp_path / "trace.parquet")
-
-
 def test_no_damaged_file_loads_other_values(trace, tmp_path):
     """Bits are flipped, stretches replaced and ends cut, also in the part that describes the rest.
 

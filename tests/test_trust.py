@@ -71,40 +71,33 @@ def test_drawing_imports_only_what_is_shipped(told, name):
     assert not Path("ran").exists()
 
 
+TYPED = "files are run only if you type them"
+ANOTHER = "another configuration"
+
+
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("name", "command", "said"),
     [
-        (["--methods", "t/evil.py:f"], "names 't/evil.py:f', and files are run only if you"),
-        (["--methods", "gem", "t/../t/evil.py:f"], "files are run only if you type them"),
-        (["--problem=t/evil.py:f"], "give that option again"),
-        (["--methods", "studies/evil.py:f"], "files are run only if you type them"),
-        (["--executor", "ray", "--address", "evil:1"], "another configuration"),
-        (["--address=evil:1", "-h"], "another configuration"),
-        (["--tyro-write-completion", "bash", "t/x"], "another configuration"),
-        (["--", "--out=t/more"], "another configuration"),
+        ("staleness", "--methods t/evil.py:f", "names 't/evil.py:f', and files are run only if"),
+        ("staleness", "--methods gem t/../t/evil.py:f", TYPED),
+        ("staleness", "--problem=t/evil.py:f", "give that option again"),
+        ("staleness", "--methods studies/evil.py:f", TYPED),
+        ("staleness", "--attack=t/evil.py:f(workers=1)", TYPED),
+        ("staleness", "--methods=robust(rule='\\x74/evil.py:f')", TYPED),
+        ("gossip", "--topology=t/evil.py:f", TYPED),
+        ("robustness", "--rules=t/evil.py:f(f=f)", TYPED),
+        ("real", "--methods=t/evil.py:f", TYPED),
+        ("staleness", "--executor ray --address evil:1", ANOTHER),
+        ("staleness", "--address=evil:1 -h", ANOTHER),
+        ("staleness", "--tyro-write-completion bash t/x", ANOTHER),
+        ("staleness", "-- --out=t/more", ANOTHER),
     ],
 )
-def test_going_on_runs_nothing_that_only_the_folder_names(told, command, said):
-    strange(study="staleness", command=[*TOY[1:], *command])
-    code, err = told("study", "staleness", "--resume", "t")
+def test_going_on_runs_nothing_that_only_the_folder_names(told, name, command, said):
+    strange(study=name, command=[*TOY[1:], *command.split()] if name == "staleness" else [command])
+    code, err = told("study", name, "--resume", "t")
     assert code == 2 and said in err.splitlines()[-1], err
     assert not Path("ran").exists() and not Path("t/x").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("gossip", "--topology=t/evil.py:f"),
-        ("robustness", "--rules=t/evil.py:f(f=f)"),
-        ("staleness", "--attack=t/evil.py:f(workers=1)"),
-        ("real", "--methods=t/evil.py:f"),
-        ("staleness", "--methods=robust(rule='\\x74/evil.py:f')"),
-    ],
-)
-def test_no_option_of_a_strange_folder_runs_its_files(told, name, option):
-    strange(study=name, command=[option])
-    code, err = told("study", name, "--resume", "t")
-    assert code == 2 and "files are run only if you type them" in err and not Path("ran").exists()
 
 
 @pytest.mark.parametrize("file", ["t/evil.py", "link.py", "t/../t/evil.py", "t/link.py"])

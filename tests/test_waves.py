@@ -12,8 +12,6 @@ from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position,
 
 NO_READS = Reads(np.empty(0, int), np.empty(0, int))
 
-short = st.sampled_from([Constant(0.0), Constant(0.1), Exponential(0.1), Exponential(1.0)])
-
 
 def simulated(routes=ROUTES):
     return st.builds(
@@ -150,29 +148,6 @@ def fill(slots, reads, begin, end):
         reads.position[made].tolist(), reads.slot[made].tolist(), strict=True
     ):
         slots[slot] = position
-
-
-@given(traces, sizes)
-@settings(max_examples=66)
-def test_pieces_make_every_separate_read_once(trace, piece_size):
-    made = Cut(trace, piece_size)
-    expected = [
-        (made.reads, made.read, made.waves.slot, made.waves.reads == "separate"),
-        (made.forms, made.form, made.waves.push_slot, made.waves.separate_pushes),
-    ]
-    for kind, positions, slot, separate in expected:
-        found = [
-            (position, at)
-            for begin, end in made.pieces()
-            for position, at in zip(kind.position.tolist(), kind.slot.tolist(), strict=True)
-            if begin < position <= end
-        ]
-        wanted = (
-            {(p, s) for p, s in zip(positions, slot.tolist(), strict=True) if p > 0}
-            if separate
-            else []
-        )
-        assert sorted(found) == sorted(wanted)
 
 
 @pytest.mark.parametrize(

@@ -1,102 +1,14 @@
-"""The studies of energies, of pi by tensor and of implicit momentum: what they write is what the
-runs say.
-"""
-
-from pathlib import Path
+"""The study of implicit momentum: what it estimates, and what it writes."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Run, methods, problems, simulate, study
+from asyncsim import methods, simulate, study
 from asyncsim.study import finished, sweep
 
-energy, tensors, momentum = (study.load(name) for name in ("energy", "tensors", "momentum"))
-QUICK = {"steps": 6, "seeds": 1, "diagnose_every": 2}
-
-
+momentum = study.load("momentum")
 pytestmark = pytest.mark.usefixtures("quick_figures")
-
-
-def tables(folder: Path, names) -> list[pd.DataFrame]:
-    return [pd.read_csv(folder / name, keep_default_na=True) for name in names]
-
-
-# Energy
-
-
-@pytest.fixture(scope="module")
-def energies(tmp_path_factory):
-    options = {
-        "workers": (2, 3),
-        "problem": "quadratic",
-        "learning_rate": 0.1,
-        "x64": True,
-        **QUICK,
-    }
-    return energy.run(energy.Config(**options, out=tmp_path_factory.mktemp("energy")))
-
-
-@pytest.mark.full
-def test_compliance_is_that_of_the_diagnosed_commits(energies):
-    (compliance,) = tables(energies.folder, ["compliance.csv"])
-    found = finished.read(energies.folder, "energy")
-    assert len(compliance) == 2 * 2 * 3
-    for row in compliance.itertuples():
-        (run,) = found.runs(workers=row.workers, method=row.method, seed=row.seed)
-        commit = run.commits.iloc[row.commit]
-        assert (
-            row.worker_step == row.commit / row.workers and row.commit % (2 * row.workers + 1) == 0
-        )
-        assert row.energy_ratio == pytest.approx(
-            commit["central_energy"] / commit["proxy_energy"], rel=1e-12
-        )
-        assert row.potential_energy == pytest.approx(-0.1 * commit["loss"], rel=1e-12)
-        own = run.diagnostics[run.diagnostics["commit"] == row.commit]
-        quantiles = (
-            own[own["quantity"] == "weight_energy_ratio"]
-            .drop_duplicates("quantile")["value"]
-            .tolist()
-        )
-        assert [
-            getattr(row, f"weight_ratio_{q}") for q in ("05", "25", "50", "75", "95")
-        ] == quantiles
-        share = own[own["quantity"] == "clipped_low"]["value"].tolist()
-        assert share == ([row.clipped_low] if row.method == "gem" else [])
-        assert 0 <= row.opposite_sign <= 1
-    assert compliance[compliance["method"] == "downpour"]["clipped_high"].isna().all()
-
-
-# Tensors
-
-
-@pytest.mark.full
-def test_tensors_are_those_of_the_network(tmp_path, capsys):
-    problem = problems.digits(batch_size=8, hidden=(4,))
-    result = tensors.run(
-        tensors.Config(workers=(2, 3), problem=problem, **QUICK, out=tmp_path / "out")
-    )
-    (found,) = tables(result.folder, ["tensors.csv"])
-    names = ["[0]['bias']", "[0]['weight']", "[1]['bias']", "[1]['weight']"]
-    assert found["tensor"].tolist() == names * 6
-    assert found["commit"].unique().tolist() == [0, 5, 10, 7, 14]
-    run = Run.load(result.folder / result.summary["run_folder"][1])
-    last = run.diagnostics[
-        (run.diagnostics["quantity"] == "pi") & (run.diagnostics["tensor"] == names[1])
-    ]
-    assert (
-        found.query("workers == 3 and tensor == @names[1]")["pi_median"].tolist()
-        == last["value"].tolist()
-    )
-    # Before anything has moved, an update is scaled by one, but for weights without a gradient.
-    assert set(found[found["commit"] == 0]["pi_median"].round(3)) <= {0.0, 0.5, 1.0}
-    printed = capsys.readouterr().out
-    assert all(
-        name in printed for name in ["0.bias", "0.weight", "1.bias", "1.weight", "tensors.csv"]
-    )
-
-
-# Momentum
 
 
 def synthetic(seeds, generator, noise=0.05):
@@ -166,6 +78,3 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
         "constant(1)",
     ]
     assert "exponential(1)" in capsys.readouterr().out
-
-
-# Options
