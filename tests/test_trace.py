@@ -55,6 +55,7 @@ def test_a_trace_comes_back_and_gives_the_same_bytes(trace, tmp_path):
     for name in ("frame", "open_reads", "present"):
         pd.testing.assert_frame_equal(getattr(loaded, name), getattr(trace, name), check_exact=True)
     assert field_values(loaded, Source) == field_values(trace, Source)
+    assert len({loaded, trace}) == 2  # a trace is compared by identity
     assert trace.save(tmp_path / "second.parquet").read_bytes() == first
     assert loaded.save(tmp_path / "third.parquet").read_bytes() == first
 
