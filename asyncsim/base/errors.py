@@ -92,6 +92,7 @@ def _range(**rules: Callable[[float], bool]) -> Callable[..., Any]:
     return require
 
 
+# Each returns its value as a float; a third argument names the unit in the error.
 require_positive = _range(above_zero=lambda number: number > 0)
 require_nonnegative = _range(zero_or_above=lambda number: number >= 0)
 require_fraction = _range(
