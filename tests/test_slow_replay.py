@@ -61,7 +61,7 @@ def by_name(name):
 
 RULES = {
     # Those without a server have traces of their own, see `test_gossip`; those that need several
-    # workers are in `test_byzantine`.
+    # workers are in `test_catalogue`.
     **{
         name: functools.partial(by_name, name)
         for name, make in methods.METHODS.items()
