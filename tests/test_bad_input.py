@@ -18,7 +18,7 @@ staleness --sed 3 | Unrecognized options: --sed, 3; Perhaps you meant: --seeds I
 staleness --seeds x | --seeds: 'x' is no INT; --seeds INT
 staleness --executor ray local | Unrecognized options: local; asyncsim study staleness
 post_training --accelerators 8 | accelerators = '8': too few values; give 2
-staleness --protocol x | protocol = 'x': unknown; choose from 
+staleness --protocol x | protocol = 'x': unknown; choose from
 staleness --methods gme | methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness,
 staleness --methods | methods: none given; choose from
 staleness --methods gem,gem | the same name twice
