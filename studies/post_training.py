@@ -136,6 +136,8 @@ class Config(JobOptions):
     """A log of rollouts, parquet or CSV, in the place of --slots, --length, --train, --group and
     --batch.
     """
+    more_slots: int = 0
+    """Slots besides those of the --recording, or of --slots."""
     split: int = 0
     """Accelerators to divide between rollouts and training, in all ways, by time alone; 0: no such
     table.
@@ -188,6 +190,7 @@ class Config(JobOptions):
                 raise InputError(f"{name} = {value}: has no effect {reason}; leave it out")
         require_count("steps", self.steps)
         require_count("split", self.split, 0, 1000)
+        require_count("more_slots", self.more_slots, minimum=0)
         if self.target is not None:
             require_number("target", self.target)
         for count in self.accelerators:
@@ -231,10 +234,11 @@ class Config(JobOptions):
         if self.recording is not None:
             base = calibrate_rollouts(self.recording)
             assert base.rollouts is not None
-            rollouts = dataclasses.replace(base.rollouts, **own)
+            slots = base.rollouts.slots + self.more_slots
+            rollouts = dataclasses.replace(base.rollouts, slots=slots, **own)
             return Cluster(1, base.compute, rollouts=rollouts, failures=self.failures)
         rollouts = Rollouts(
-            slots=self.slots,
+            slots=self.slots + self.more_slots,
             length=as_law("length", self.length),
             group=self.group,
             batch=self.batch,
