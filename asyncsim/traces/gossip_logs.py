@@ -68,7 +68,8 @@ def trace_of_gossip(
     if "job" in rows:
         log.require("job", rows["job"] == job, "must count a worker's gradients from 0")
     rows = rows.assign(job=job, partner=rows.get("partner", pd.Series(-1, rows.index)).astype(int))
-    numbers = {pair: row for row, pair in enumerate(zip(rows["worker"], job, strict=True))}
+    pairs = zip(rows["worker"], job, strict=True)
+    numbers: dict[Any, int] = {pair: row for row, pair in enumerate(pairs)}
 
     def row_of(pair: Any) -> int:
         """Return the row of a source, -1 for none."""
