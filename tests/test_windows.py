@@ -10,7 +10,6 @@ from cases import make_problem
 
 from asyncsim import (
     Cluster,
-    Gamma,
     InputError,
     methods,
     problems,
@@ -80,27 +79,6 @@ def test_the_window_of_one_worker_changes_no_numbers_of_another():
         for window in ((1, 1), (1, 2))
     ]
     assert len(set(first)) == 1
-
-
-def lock_free(workers, **options):
-    """A cluster whose visits take a third of the time of a gradient."""
-    return Cluster(
-        workers,
-        Gamma(1.0, 0.4),
-        service=Gamma(0.3, 0.5),
-        protocol="write_then_read",
-        discipline="lock_free",
-        **options,
-    )
-
-
-def test_hogwild_names_the_timing_that_it_needs():
-    method = methods.hogwild()
-    assert meet(Cluster(7, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5)), method.timing) == lock_free(7)
-    with pytest.raises(
-        InputError, match="method = 'hogwild': needs a trace with protocol = 'write_then_read'"
-    ):
-        replay(simulate(Cluster(7, 1.0), 70), method, problems.quadratic([1.0]))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,14 @@ from asyncsim.clusters.cluster import DISCIPLINES, Cluster
 from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import Constant, Empirical
 from asyncsim.clusters.network import per_worker as for_each
-from asyncsim.traces.durations import Durations, choices, deaths, durations, times_of
+from asyncsim.traces.durations import (
+    Durations,
+    choices,
+    deaths,
+    durations,
+    require_asynchronous,
+    times_of,
+)
 from asyncsim.traces.trace import Trace
 
 #: The parts of a trace in which workers died.
@@ -216,6 +223,7 @@ def examine(
         require_switch("per_worker", per_worker)
     if gaps_above is not None:
         require_positive("gaps_above", gaps_above)
+    require_asynchronous("trace", trace)
     trace, gaps = without_gaps(trace, gaps_above)
     recorded = durations(trace, warm_up)
     groups = _groups_of(recorded, trace.workers, sites)
@@ -253,7 +261,7 @@ def examine(
         compute=Constant(1.0),
         window=trace.window,
         protocol=trace.protocol,
-        exclusive=trace.protocol != "read_then_write" or not trace.source.separate_reads,
+        exclusive=trace.protocol != "read_then_write" or not trace.separate_reads,
         discipline=discipline,
     )
     if trace.cluster is not None and trace.cluster.shared_bandwidth:
