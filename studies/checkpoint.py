@@ -1,12 +1,13 @@
 """How often a job should save: goodput by the interval between checkpoints, and Daly's optimum.
 
 A synchronous job crashes at exponential times, loses the round and the work since its last
-checkpoint, and resumes from there. Its workers wait while it saves. Ranks the intervals by their
+checkpoint, and resumes from there. Its workers wait while it saves. With --server an asynchronous
+server crashes and saves instead; its workers keep their gradients. Ranks the intervals by their
 goodput, the share of the time whose work is not lost, beside its law, and prints the optima of
 Young and Daly. Writes the table and a figure. No gradients are computed.
 """
 
-import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,10 @@ class Config(JobOptions):
     """Workers of the job, which compute in rounds."""
     compute: LawLike = "gamma(mean=10, cv=0.1)"
     """Time of a gradient."""
+    service: LawLike = "constant(0)"
+    """Time that the server is busy for each message."""
+    server: bool = False
+    """An asynchronous server crashes and saves, in place of a synchronous job."""
     every: str = "30 min"
     """Mean time from a start to the next crash, exponential."""
     lasts: str = "2 min"
@@ -82,11 +87,25 @@ class Config(JobOptions):
         self.cluster(min(self.intervals) * daly_interval(saving, every))
 
     def cluster(self, interval: float) -> Cluster:
-        """Return the job with a checkpoint each ``interval`` seconds."""
+        """Return the job with a checkpoint each ``interval`` seconds, infinite for no crashes.
+
+        A server counts versions: as many as it makes in the interval without crashes.
+        """
         every, lasts, saving = self.seconds
-        crash = failures.job_crash(f"exponential({every})", lasts, interval, saving)
-        # `Cluster` checks the law; the option's type has forms that mypy does not know there.
-        return Cluster(self.workers, self.compute, policy="barrier()", failures=[crash])
+        policy = "asynchronous()" if self.server else "barrier()"
+        crashes: list[failures.Failure] = []
+        if math.isfinite(interval) and self.server:
+            versions = max(1, round(interval * self.throughput(0)))
+            crashes = [failures.outage(f"exponential({every})", lasts, versions, saving)]
+        elif math.isfinite(interval):
+            crashes = [failures.job_crash(f"exponential({every})", lasts, interval, saving)]
+        # `Cluster` checks the laws; the options' types have forms that mypy does not know there.
+        return Cluster(self.workers, self.compute, self.service, policy=policy, failures=crashes)
+
+    def throughput(self, seed: int) -> float:
+        """Return the commits per second without crashes."""
+        trace = simulate(self.cluster(math.inf), 200 * self.workers, seed, progress=False)
+        return trace.summary()["throughput"]
 
 
 def run(config: Config) -> Result:
@@ -144,11 +163,9 @@ def _measured(config: Config, multiple: float, seed: int) -> Tables:
     """Simulate a job; return the row of its goodput."""
     every, _, saving = config.seconds
     interval = multiple * daly_interval(saving, every)
-    cluster = config.cluster(interval)
-    free = dataclasses.replace(cluster, failures=())
+    cluster, throughput = config.cluster(interval), config.throughput(seed)
     # Enough rounds for the crashes, from the length of a round without any.
-    round_time = 1 / simulate(free, 200 * config.workers, seed).summary()["throughput"]
-    rounds = int(config.crashes * every / (round_time * config.workers))
+    rounds = int(config.crashes * every * throughput / config.workers)
     trace = simulate(cluster, rounds * config.workers, seed)
     end = float(trace.frame["commit_time"].iloc[-1])
     versions = int((trace.frame["outcome"] == "applied").sum())
@@ -157,7 +174,7 @@ def _measured(config: Config, multiple: float, seed: int) -> Tables:
         "multiple": multiple,
         "seed": seed,
         "interval": interval,
-        "goodput": kept * round_time * config.workers / end,
+        "goodput": kept * cluster.policy.per_version(config.workers) / throughput / end,
         "lost": 1 - kept / versions,
         "status": "finished",
     }

@@ -2,17 +2,17 @@
 
     asyncsim study claims gem agn
 
-The lists are gem, agn, lsgd, parle, gossip, robust and scaling; without any, all are tested. Each
-claim is tested by commands of other studies, whose results are in ``evidence/``; claims that need
-the same command share its results. A rule computes the verdict: holds, holds in part, does not
-hold, undecided, or not testable here with the reason; where the source does not state an option on
-which the answer depends, the verdict has the values that were tried. Differences between seeds
-count if their 95 % confidence interval excludes equality. The table says how many seeds a first
-look had, if more were run after it; where it decided the rule, only later seeds count. Prints the
-claims, and writes them as claims.csv and as claims.md.
+The lists are gem, agn, lsgd, parle, gossip, robust, scaling and ringmaster; without any, all are
+tested. Each claim is tested by commands of other studies, whose results are in ``evidence/``;
+claims that need the same command share its results. A rule computes the verdict: holds, holds in
+part, does not hold, undecided, or not testable here with the reason; where the source does not
+state an option on which the answer depends, the verdict has the values that were tried. Differences
+between seeds count if their 95 % confidence interval excludes equality. The table says how many
+seeds a first look had, if more were run after it; where it decided the rule, only later seeds
+count. Prints the claims, and writes them as claims.csv and as claims.md.
 
-Small scale needs fifteen minutes of processor time, about ten minutes on two cores, on the bundled
-digits. --scale paper runs the published set-ups, which need MNIST and CIFAR-10, and hours to days.
+Small scale needs twenty minutes of processor time, about twelve minutes on two cores, on bundled
+problems. --scale paper runs the published set-ups: MNIST and CIFAR-10, hours to days.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Which protocol, policy, window and collective a cluster should have, by time alone.
+"""Which topology, policy, window and collective a cluster should have, by time and by price.
 
 Every combination of the choices is simulated, without a gradient, with the same random numbers:
 time to a number of gradients or versions, or gradients within some hours; staleness, waiting,
@@ -47,11 +47,19 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.collectives import COLLECTIVES
 from asyncsim.clusters.network import as_bandwidth, is_matrix
-from asyncsim.clusters.policy import as_policy, barrier
+from asyncsim.clusters.policy import WITHOUT_SERVER, as_policy, asynchronous, barrier
+from asyncsim.clusters.topologies import as_topology
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, titled
-from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig, StudyOptions
+from asyncsim.study.config import (
+    SERVER,
+    MethodLike,
+    PolicyLike,
+    StudyConfig,
+    StudyOptions,
+    TopologyLike,
+)
 from asyncsim.study.executor import Executor, LocalProcesses
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, executor_of, measurement, read_summary, run_jobs
@@ -64,7 +72,7 @@ from asyncsim.traces.trace import Trace
 #: The table of the combinations, and of the runs of the best few.
 PLAN, REPLAYS = "plan.csv", "replays.csv"
 #: Columns that identify a combination.
-CHOICES = ("protocol", "policy", "window", "collective", "compression")
+CHOICES = ("topology", "protocol", "policy", "window", "collective", "compression")
 NONE = "none"
 #: Bytes of a parameter in a message.
 _WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -100,8 +108,11 @@ class Config(TargetOptions, StudyConfig):
     to the server."""
     protocol: tuple[Literal["exchange", "read_then_write", "write_then_read"], ...] = ("exchange",)  # type: ignore[assignment]  # several, unlike in the base class
     """Protocols to try."""
+    topology: tuple[TopologyLike, ...] = (SERVER,)
+    """Topologies to try: server, and without one ring(), exponential(), one_peer_exponential(),
+    complete(), random_regular(degree), base2()."""
     policy: tuple[PolicyLike, ...] = ("asynchronous", "bounded_staleness(3)", "barrier")  # type: ignore[assignment]  # as protocol
-    """Policies to try; the end of --help lists them."""
+    """Policies to try; the end of --help lists them. Those without a server go with a topology."""
     window: tuple[int, ...] = (1,)  # type: ignore[assignment]  # as protocol
     """Local steps per communication to try."""
     collective: tuple[str, ...] = (NONE,)
@@ -180,6 +191,8 @@ class Config(TargetOptions, StudyConfig):
             check_values(name, getattr(self, name))
         for policy in self.policy:
             as_policy(policy)
+        for topology in set(self.topology) - {SERVER}:
+            as_topology(topology)
         for collective in self.collective:
             require_choice("collective", collective, (NONE, *COLLECTIVES))
         if self.recording is not None and not Path(self.recording).is_file():
@@ -243,7 +256,8 @@ def make_candidates(config: Config) -> list[Candidate]:
     accepted: list[Candidate] = []
     refused = Counter[str]()
     for values in itertools.product(*(getattr(config, name) for name in CHOICES)):
-        labels = dict(zip(CHOICES, map(_label, values), strict=True)) | {"window": values[2]}
+        choices = dict(zip(CHOICES, values, strict=True))
+        labels = {name: _label(choices[name]) for name in CHOICES} | {"window": choices["window"]}
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -308,7 +322,12 @@ def _candidate(
                 "takes none"
             )
         policy = barrier(policy.count, collective)
-    if policy.collective is not None:  # an all-reduce has no server
+    topology = None if labels["topology"] == SERVER else as_topology(labels["topology"])
+    gossip: dict[str, Any] = {} if topology is None else {"topology": topology, "policy": policy}
+    if topology is not None and policy.name in WITHOUT_SERVER:
+        policy = asynchronous()  # until the cluster has its topology
+    serverless = policy.collective is not None or topology is not None
+    if serverless:
         options |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
         for name in ("bandwidth", "far_bandwidth"):
             options[name] = _narrower(name, getattr(config, name), len(config.sites))
@@ -323,18 +342,19 @@ def _candidate(
             "model_parameters"
         )
     if base is not None:
-        if policy.collective is not None:
+        if serverless:
             laws = (base.latency_up, base.latency_down)
             options["latency"] = sum(law.mean for law in laws) / 2
-            note("an all-reduce takes the mean of the recorded latencies")
+            note("without a server the mean of the recorded latencies counts")
         bandwidth = options.pop("bandwidth", config.bandwidth)
         if bandwidth is not None:
-            shared = config.shared_bandwidth and policy.collective is None
+            shared = config.shared_bandwidth and not serverless
             options |= {"bandwidth": bandwidth, "message_bytes": sizes, "shared_bandwidth": shared}
         options.pop("far_bandwidth", None)
         cluster = dataclasses.replace(base, exclusive=True, **options)
     else:
         cluster = config.at(**options)._cluster(message_bytes=sizes)  # type: ignore[arg-type]  # checked options
+    cluster = dataclasses.replace(cluster, **gossip)
     up, down = sizes if isinstance(sizes, tuple) else (sizes or 0.0, sizes or 0.0)
     return Candidate(labels, cluster, (up, down))
 
@@ -399,6 +419,7 @@ def _calibrated(config: Config) -> Cluster | None:
     if config.recording is None:
         return None
     from asyncsim.calibration import calibrate
+    from asyncsim.calibration.prediction import with_workers
 
     ignored = (
         "compute",
@@ -410,9 +431,8 @@ def _calibrated(config: Config) -> Cluster | None:
         "far_bandwidth",
     )
     config.say_ignored(ignored, "beside --recording")
-    resized = config.changed("workers")
-    cluster = calibrate(Trace.load(config.recording), per_worker=False if resized else None)
-    return dataclasses.replace(cluster, workers=config.workers) if resized else cluster
+    cluster = calibrate(Trace.load(config.recording))
+    return with_workers(cluster, config.workers) if config.changed("workers") else cluster
 
 
 def plan_table(
@@ -551,6 +571,11 @@ def _replays(config: Config, candidates: Sequence[Candidate], folder: Path) -> l
                 methods = [
                     method._replace(apply=mean.apply, init_server=mean.init_server, timing=Timing())
                 ]
+            if cluster.topology is not None:
+                by_policy = {"handshake": "adpsgd"}
+                name = by_policy.get(cluster.policy.name, f"sgp(policy={str(cluster.policy)!r})")
+                entries = config.at(learning_rate=rate, methods=(name,))
+                methods = entries.make_methods({"learning_rate"}, config.changed)
             values = {"name": row["name"], "learning_rate": rate}
             place = f"{len(cells):03d}-{rate:g}"
             cell = Cell(place, values, options, cluster, methods, problem, config.goal)
@@ -583,6 +608,8 @@ def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataF
     )
     replayed = means(best, by, ["time_to_target"]).drop(columns="seeds").merge(ends, on=by)
     table = table.merge(replayed, how="left", on="name")
+    if config.price is not None:
+        table["money_to_target"] = table["money"] / table["seconds"] * table["time_to_target"]
     return table.assign(rounds_to_target=table["rounds_to_target"] / table["round_gradients"])
 
 
@@ -684,6 +711,7 @@ def _parts(config: Config, table: pd.DataFrame) -> list[str | pd.DataFrame]:
         Column("gigabytes", "GB"),
         *("worker_hours", "money", *(["gradients"] if in_time else [])),
         Column("time_to_target", "to target (s)"),
+        Column("money_to_target", "money to target"),
         "rounds_to_target",
         "learning_rate",
     ]
@@ -780,6 +808,10 @@ def _replay_verdict(config: Config, ended: pd.DataFrame) -> str:
         )
     band = _band(best["time_to_target"], best["time_low"], best["time_high"])
     text = f"of {count} {best['name']} is the first to reach {goal}, after {band} s"
+    if config.price is not None:
+        cheapest = reached.loc[reached["money_to_target"].idxmin()]
+        price = number_text(cheapest["money_to_target"])
+        text += f"; the cheapest is {cheapest['name']}, for {price}"
     return text + (f"; within its range: {'; '.join(close['name'])}" if len(close) else "")
 
 

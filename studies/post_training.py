@@ -143,6 +143,8 @@ class Config(JobOptions):
     """A log of rollouts, parquet or CSV, in the place of --slots, --length, --train, --group and
     --batch.
     """
+    more_slots: int = 0
+    """Slots besides those of the --recording, or of --slots."""
     split: int = 0
     """Accelerators to divide between rollouts and training, in all ways, by time alone; 0: no such
     table.
@@ -192,6 +194,7 @@ class Config(JobOptions):
             self.say_ignored(("accelerators",), "without --split")
         require_count("steps", self.steps)
         require_count("split", self.split, 0, 1000)
+        require_count("more_slots", self.more_slots, minimum=0)
         if self.target is not None:
             require_number("target", self.target)
         for count in self.accelerators:
@@ -231,6 +234,7 @@ class Config(JobOptions):
         rollouts = dataclasses.replace(
             cluster.rollouts,
             **{name: getattr(self, name) for name in _OF_SLOTS},
+            slots=cluster.rollouts.slots + self.more_slots,
             queue=queue,
         )
         return dataclasses.replace(cluster, rollouts=rollouts, failures=self.failures)

@@ -6,8 +6,13 @@ import jax
 import numpy as np
 from coordinates import Side, compiled
 from event_loop import EventLoop
+from jax.flatten_util import ravel_pytree
 
+from asyncsim import recorders
 from asyncsim.methods import Visit
+from asyncsim.replays.attacked import under_attack
+from asyncsim.replays.parts import partition_of
+from asyncsim.replays.replay import Replay
 
 _LOCAL = {}
 
@@ -110,3 +115,23 @@ class ShardedLoop(EventLoop):
         for where, part in zip(self.entries, parts, strict=True):
             vector[where] = part
         return vector
+
+
+def deviations(trace, method, problem, attack=None, form=None):
+    """Return a replay's relative deviations from the loop: of commits and final parameters."""
+    options = {"record": [recorders.energy()], "precision": "float64", "form": form}
+    replayed = Replay(trace, method, problem, attack=attack, **options)
+    replayed.advance(len(replayed.trace))
+    run = replayed.result()
+    method, problem = under_attack(method, problem, attack, trace.workers)
+    partition = partition_of(problem, trace.cluster.servers)
+    entries = [[] for _ in partition.names]
+    for owner, begin, end in partition.runs:
+        entries[owner] += range(begin, end)
+    table, central = ShardedLoop(trace, method, problem, [np.array(of) for of in entries]).run()
+    columns = run.commits[["loss", "update_norm", "central_energy", "proxy_energy"]].to_numpy()
+    vectors = [*columns.T, ravel_pytree(run.params)[0]]
+    return [
+        np.abs(vector - expected).max() / np.abs(expected).max()
+        for vector, expected in zip(vectors, [*table.T, central], strict=True)
+    ]

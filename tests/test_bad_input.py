@@ -15,9 +15,10 @@ stalenes | study = 'stalenes': unknown; did you mean 'staleness'? choose from ch
 gem kapa | study = 'kapa': unknown; did you mean 'kappa'?
 gem kappa --seeds 0 | seeds = 0: must be at least 1
 staleness --sed 3 | Unrecognized options: --sed, 3; Perhaps you meant: --seeds INT
-staleness --seeds x | --seeds: invalid literal for int() with base 10: 'x'; --seeds INT
+staleness --seeds x | --seeds: 'x' is no INT; --seeds INT
 staleness --executor ray local | Unrecognized options: local; asyncsim study staleness
-staleness --protocol x | invalid choice 'x' for argument '--protocol'. Expected one of
+post_training --accelerators 8 | accelerators = '8': too few values; give 2
+staleness --protocol x | protocol = 'x': unknown; choose from
 staleness --methods gme | methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness,
 staleness --methods | methods: none given; choose from
 staleness --methods gem,gem | the same name twice
@@ -255,7 +256,7 @@ throughput --workers | workers: none given; give at least one number
 throughput --workers 3 3 | workers = 3, 3: one comes twice; give each once
 throughput --repeats=0 | repeats = 0: must be at least 1
 throughput --seconds=0 | seconds = 0.0: must be above zero (s)
-claims gem gim | invalid choice 'gim' for argument '--lists'. Expected one of ('gem',
+claims gem gim | lists = 'gim': unknown; choose from 'gem',
 claims gem gem | lists = gem, gem: one comes twice; give each once
 post_training --queues pase(1) | queues = 'pase(1)': unknown; did you mean 'pace(eta)'?
 post_training --queues pace | queues = 'pace': eta missing; write pace(eta)

@@ -15,26 +15,37 @@ from asyncsim.calibration.log import read_visits
 pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
-def record(workers, commits, seed):
+def record(workers, commits, seed, ways=(0.0,), every=np.inf):
     """Run a server of one queue and its workers, written with a heap and nothing else.
 
     Worker w computes for a lognormal time of median 1 s, workers with odd numbers half as long
-    again; a service takes 0.04 s and an exponential time of mean 0.06 s.
+    again; a service takes 0.04 s and an exponential time of mean 0.06 s. With several sites all
+    compute alike, a service takes 0.02 s, and ``ways`` has the mean way of each in turn. Between
+    two computations a worker is away for half a minute on average, after ``every`` seconds of work.
     """
     generator = np.random.default_rng(seed)
+    several = len(ways) > 1
+    crashes = generator.exponential(1, workers) * every
 
     def compute(worker):
-        return float(generator.lognormal(0.0, 0.3)) * (1.5 if worker % 2 else 1.0)
+        return float(generator.lognormal(0.0, 0.3)) * (1.5 if worker % 2 and not several else 1.0)
 
-    arrivals = [(compute(worker), worker, 0.0) for worker in range(workers)]
+    def way(worker):
+        return float(generator.gamma(4, ways[worker % len(ways)] / 4))
+
+    arrivals = [(compute(worker) + way(worker), worker, 0.0) for worker in range(workers)]
     heapq.heapify(arrivals)
     free, log = 0.0, []
     while len(log) < commits:
         arrive, worker, start = heapq.heappop(arrivals)
         serve = max(arrive, free)
-        free = serve + 0.04 + float(generator.exponential(0.06))
+        free = serve + (0.02 if several else 0.04 + float(generator.exponential(0.06)))
         log.append((worker, start, arrive, serve, free))
-        heapq.heappush(arrivals, (free + compute(worker), worker, free))
+        start = free + way(worker)
+        if start > crashes[worker]:
+            start += generator.exponential(30)
+            crashes[worker] = start + generator.exponential(every)
+        heapq.heappush(arrivals, (start + compute(worker) + way(worker), worker, start))
     names = ("worker", "start_time", "arrive_time", "serve_time", "commit_time")
     return pd.DataFrame(log, columns=names)
 
@@ -60,6 +71,42 @@ def test_eight_workers_predict_sixteen(capsys):
     cluster = Cluster.from_dict(json.loads(Path("log-calibrated/cluster.json").read_text()))
     assert cluster.workers == 16 and cluster.service.mean == pytest.approx(0.1, rel=0.1)
     assert {"fit.png", "fit.pdf"} <= {path.name for path in Path("log-calibrated").iterdir()}
+
+
+def test_sites_and_absences_are_no_law_of_the_way_down(capsys):
+    """As one law, ways and absences predict too much: runs begin with all present."""
+    ways = (0.001, 0.05, 0.3)
+    log = record(12, 9_600, 1, ways, every=100)
+    log.assign(site=np.array(list("abc"))[log["worker"] % 3]).to_csv("log.csv", index=False)
+    measured = rate(record(48, 100_000, 2, ways, every=100))
+    command = ["calibrate", "log.csv", "--workers", "48", "--runs", "4", "--law", "gamma"]
+    for options, groups in (
+        ([], ["workers 0, 3, 6, 9", "workers 1, 4, 7, 10", "workers 2, 5, 8, 11"]),
+        (["--sites", "site", "--gaps-above", "2"], ["site a", "site b", "site c"]),
+    ):
+        assert main([*command, *options, "--out", groups[0]]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith("assumed: the workers share nothing but the server")
+        assert "gaps taken as absences; --gaps-above sets their limit" in printed
+        cluster = Cluster.from_dict(json.loads(Path(groups[0], "cluster.json").read_text()))
+        for group, mean, crash in zip(groups, ways, cluster.failures, strict=True):
+            assert f"latency down of {group}" in printed and f"time away of {group}" in printed
+            assert crash.workers == tuple(range(groups.index(group), 48, 3))
+            assert crash.every.mean == pytest.approx(100, rel=0.5)
+            assert crash.lasts.mean == pytest.approx(30, rel=0.5)
+            down = cluster.latency.values[groups.index(group)][1]
+            assert down.mean == pytest.approx(mean, rel=0.1, abs=0.003)
+        table = pd.read_csv(Path(groups[0], "prediction.csv")).set_index("quantity")
+        predicted = table.loc["throughput (commits/s)", "predicted"]
+        assert predicted == pytest.approx(measured, rel=0.1)
+
+
+def test_what_the_fit_does_not_explain_is_said_first(capsys):
+    """Uniform laws up to the longest durations have means that are too long."""
+    record(3, 200, 1).to_csv("log.csv", index=False)
+    assert main(["calibrate", "log.csv", "--runs", "2", "--law", "uniform"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("not explained: the recorded 2.")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +199,13 @@ def spoilt(row, column, value):
             [],
             "s after start_time, as in half of the rows, with unit = 's'; give the unit of the",
         ),
+        (record(3, 100, 1), ["--sites", "site"], "path = 'log.csv': misses site"),
+        (
+            record(3, 100, 1).assign(site=range(100)),
+            ["--sites", "site"],
+            "must be the same in all rows of its worker",
+        ),
+        (record(3, 100, 1), ["--gaps-above", "0"], "gaps_above = 0.0: must be above zero"),
         (record(3, 100, 1), ["--unit", "h"], "unit = 'h': unknown; choose from s, ms, us, ns"),
         (record(3, 100, 1), ["--law", "gama"], "law = 'gama': unknown; did you mean 'gamma'?"),
         (record(3, 100, 1), ["--out", "."], "out = '.': exists already; give another"),

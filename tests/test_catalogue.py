@@ -536,20 +536,6 @@ def test_one_worker_is_its_sequential_counterpart(method, counterpart, window, l
 # Families
 
 
-@pytest.mark.full
-def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(lenient):
-    make = free(methods.fedbuff)
-    own, given = (
-        make(server_rate=0.1, server_momentum=0.8),
-        make(server_optimizer=optax.sgd(0.1, 0.8, nesterov=True)),
-    )
-    trace = buffered(7)
-    runs = [
-        replay(trace, one, quadratic(), precision="float64", progress=False) for one in (own, given)
-    ]
-    assert deviation(runs[0].commits["loss"], runs[1].commits["loss"]) < 1e-12
-
-
 # Traps of published programs (see the docstrings of the methods)
 
 

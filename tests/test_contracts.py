@@ -181,12 +181,12 @@ def test_a_replay_repeats_and_comes_back_from_its_files(name, tmp_path):
 
 @every_system
 def test_members_of_an_ensemble_are_single_replays(name):
-    system, batched = SYSTEMS[name], None if name == "shards" else True
+    system = SYSTEMS[name]
     runs = replay_ensemble(
         *(trace_of(name), system.factory, problem_of(name)),
         seeds=[0, 3],
         learning_rate=RATES,
-        batched=batched,
+        batched=True,
         **options_of(name),
     )
     keys = [(run.config["seed"], run.config["hyperparameters"]["learning_rate"]) for run in runs]
@@ -201,13 +201,6 @@ def test_a_longer_trace_begins_like_it(name):
         pytest.skip("its versions are clipped to the trace")
     frame, longer = trace_of(name).frame, SYSTEMS[name].trace(COMMITS + 20).frame
     assert longer["commit_time"].iloc[: len(frame)].equals(frame["commit_time"])
-
-
-def test_several_servers_have_no_batch():
-    with pytest.raises(InputError, match=r"batched = True: .* \(4\) run one by one"):
-        replay_ensemble(
-            trace_of("shards"), methods.downpour, problem_of("shards"), seeds=[0, 1], batched=True
-        )
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ from edits import without_cluster
 from asyncsim import Cluster, calibrate, failures, simulate
 from asyncsim.calibration import examine
 from asyncsim.calibration.prediction import LOST, predict
-from asyncsim.traces.durations import deaths
+from asyncsim.traces.durations import deaths, times_of
 
 CRASH = failures.crash(every="exponential(10)", lasts="gamma(3, 0.3)")
 CLUSTER = Cluster(4, "gamma(0.5, 0.3)", 0.01, failures=[CRASH])
@@ -16,8 +16,10 @@ CLUSTER = Cluster(4, "gamma(0.5, 0.3)", 0.01, failures=[CRASH])
 def test_rows_tell_of_deaths_what_spells_do():
     trace = simulate(CLUSTER, 1_000, seed=2)
     crashes = trace.spells[trace.spells["kind"] == "crash"]
-    told, found = deaths(trace), deaths(without_cluster(trace))
     end = trace.frame["commit_time"].max()
+    told, found = (
+        times_of(deaths(known), range(4), end) for known in (trace, without_cluster(trace))
+    )
     absent = np.minimum(crashes["end"].fillna(np.inf), end) - crashes["begin"]
     assert told.between.sum() == pytest.approx(4 * end - absent.sum())
     np.testing.assert_allclose(
@@ -27,7 +29,7 @@ def test_rows_tell_of_deaths_what_spells_do():
     # the end.
     assert 0.9 * len(told.between) <= len(found.between) <= len(told.between)
     assert found.away.mean() == pytest.approx(told.away.mean(), rel=0.05)
-    assert len(deaths(simulate(Cluster(2, 1.0), 20)).between) == 0
+    assert deaths(simulate(Cluster(2, 1.0), 20)).empty
 
 
 @pytest.mark.parametrize("recorded", [True, False])

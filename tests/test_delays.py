@@ -195,8 +195,8 @@ SMALL = {
         *("--window", "2", "--gradients", "16", "--problem", "quadratic"),
     ],
     "best_momentum": [
-        *("--delays", "0", "7", "--gradients", "200", "--tune", "0.5", "1.0", "3.3"),
-        *("--server-momentum", "-0.4", "0", "0.4", "0.67", "0.9"),
+        *("--delays", "0", "7", "--gradients", "200", "--tune", "0.5", "3.3"),
+        *("--server-momentum", "0.4", "0.67"),
     ],
     "pipeline": [
         *("--stages", "2", "--delays", "3", "--problem", "digits(hidden=[4])"),
@@ -207,7 +207,7 @@ SMALL = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("question", SMALL)
-def test_each_question_runs_resumes_and_draws(question, tmp_path, capsys):
+def test_each_question_runs_resumes_and_draws(question, tmp_path, capsys, quick_figures):
     options = ["delays", question, *SMALL[question], "--seeds", "2"]
     whole = tmp_path / "whole"
     assert commands.main([*options, "--out", str(whole)]) == 0
@@ -216,8 +216,7 @@ def test_each_question_runs_resumes_and_draws(question, tmp_path, capsys):
     finished = read_study(whole, "delays")
     assert finished.config["question"] == question
     files = {path: path.read_bytes() for path in whole.glob("*.csv")}
-    for path in figures("delays").draw(whole):
-        assert path.stat().st_size > 10_000
+    assert all(path.exists() for path in figures("delays").draw(whole))
     next((whole / "parts").iterdir()).unlink()
     for path in files:
         path.unlink()

@@ -11,13 +11,21 @@ from asyncsim import (
     Gamma,
     barrier,
     bounded_staleness,
+    buffered,
     cancel_stale,
     discard_stale,
     first_of,
     rounds,
     simulate,
 )
-from asyncsim.theory import queue_theory, saturating_workers, throughput_theory
+from asyncsim.clusters.policy import as_policy
+from asyncsim.theory import (
+    first_staleness,
+    queue_theory,
+    saturating_workers,
+    staleness_theory,
+    throughput_theory,
+)
 
 MIXED = ["gamma(1, 0.2)"] * 4 + ["gamma(3, 0.2)"] * 4
 SEEDS = 4
@@ -264,3 +272,33 @@ def test_a_server_saturates_at_the_knee():
     )
     for unknown in ({"service": 0.0}, {"discipline": "lock_free"}, {"policy": barrier()}):
         assert saturating_workers(Cluster(3, **{"compute": 1.0, "service": 0.02} | unknown)) is None
+
+
+def test_mean_staleness_in_closed_form():
+    """What `world.staleness_is_conserved` counts, over the messages of a version."""
+    for count in (5, 30):
+        theory_of = staleness_theory(Cluster(30, Exponential(1.0), policy=buffered(count)))
+        assert theory_of.mean == pytest.approx(29 / count)
+    cluster = Cluster(20, Gamma(1.0, 0.5), 0.001, policy=first_of(5))
+    assert staleness_theory(cluster).mean == pytest.approx(first_staleness(20, 5)) == 3
+
+
+def test_staleness_theory_bounds_every_policy():
+    for text in (
+        "bounded_staleness(2)",
+        "barrier(3)",
+        "discard_stale(3)",
+        "cancel_stale(2, 2)",
+        "rounds",
+        "trials(1.5, 2)",
+        "buffered(2, grace=0.3)",
+        "first_of(2, grace=0.3)",
+    ):
+        for protocol in ("exchange", "write_then_read"):
+            cluster = Cluster(6, Gamma(1.0, 0.5), 0.02, protocol=protocol, policy=as_policy(text))
+            low, high = staleness_theory(cluster).mean_bounds
+            assert low <= simulate(cluster, 500).summary()["staleness_mean"] <= high
+    assert queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=barrier())) is None
+    assert (
+        queue_theory(Cluster(6, Exponential(1.0), Exponential(0.1), policy=buffered(2))) is not None
+    )

@@ -17,6 +17,7 @@ from cases import (
 from event_loop import forced_deviation
 
 import asyncsim.replays.pieces as pieces
+import asyncsim.replays.rows as rows
 from asyncsim import (
     InputError,
     recorders,
@@ -47,12 +48,12 @@ def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
     """
     in_order = pieces.put_rows
 
-    def reversed_put(tree, rows, index, valid, single):
-        return in_order(
-            tree, jax.tree.map(lambda leaf: leaf[::-1], rows), index[::-1], valid[::-1], single
-        )
+    def reversed_put(tree, written, index, valid, single):
+        turned = jax.tree.map(lambda leaf: leaf[::-1], written)
+        return in_order(tree, turned, index[::-1], valid[::-1], single)
 
-    monkeypatch.setattr(pieces, "put_rows", reversed_put)
+    for module in (pieces, rows):
+        monkeypatch.setattr(module, "put_rows", reversed_put)
     monkeypatch.setattr(tuning, "_CPU", ACCELERATED._replace(unrolled=3))
     trace = make_trace("read_then_write, two visits", commits=STEPS)
     with jax.enable_x64(True):
@@ -71,7 +72,7 @@ def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
         def interrupt(*arguments):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(running.running, "_take", interrupt)
+        monkeypatch.setattr(running, "_take", interrupt)
         with pytest.raises(KeyboardInterrupt):
             running.advance(EVERY)
         for use in (lambda: running.advance(EVERY), lambda: running.state, running.evaluate):

@@ -63,9 +63,19 @@ def test_a_replay_goes_on_from_the_checkpoint():
     assert run.evaluations["train_loss"].iloc[-1] == pytest.approx(expected, rel=1e-9)
 
 
-def test_goodput_by_interval(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("busy_server", "saves"),
+    [({}, "checkpoint=255"), (dict(server=True, compute="1", service="1"), "checkpoint_every=255")],
+)
+def test_goodput_by_interval(busy_server, saves, tmp_path, capsys):
+    """The law holds for a job, and for a server that is always busy."""
     options = checkpoint.Config(
-        workers=4, crashes=30, seeds=1, intervals=(0.5, 1.0, 2.0), out=tmp_path / "out"
+        workers=4,
+        crashes=30,
+        seeds=1,
+        intervals=(0.5, 1.0, 2.0),
+        out=tmp_path / "out",
+        **busy_server,
     )
     checkpoint.run(options)
     table = read(tmp_path / "out", "checkpoint").table(checkpoint.TABLE)
@@ -73,7 +83,7 @@ def test_goodput_by_interval(tmp_path, capsys):
     # A crash loses half an interval, on average, and crashes come every 30 minutes, about 30 times.
     np.testing.assert_allclose(table["lost"], table["interval"] / 2 / 1800, rtol=0.5)
     printed = capsys.readouterr().out
-    assert "verdict: one seed: no order" in printed and "checkpoint=255" in printed
+    assert "verdict: one seed: no order" in printed and saves in printed
     assert table["multiple"].iloc[0] == 1  # Daly's is the best
     figure = figures_of("checkpoint").checkpoint(read(tmp_path / "out", "checkpoint"))
     (axes,) = figure.axes

@@ -261,6 +261,39 @@ def test_hours_and_recordings(capsys):
     assert Trace.load("recorded.parquet").workers == 4
 
 
+def test_gossip_is_planned_beside_a_server(capsys):
+    config = plan.Config(
+        workers=4,
+        compute="1",
+        service="0.1",
+        latency="0.5",
+        topology=("server", "ring()"),
+        policy=("asynchronous", "barrier", "handshake"),
+        gradients=400,
+        seeds=1,
+        price=3600.0,  # a second of a worker costs one
+        replay=4,
+        steps=60,
+        tune=(0.03,),
+        problem="quadratic",
+        target=0.05,
+    )
+    folder, _ = plan.run(config)
+    table = read(folder, "plan").table(plan.PLAN).set_index("name")
+    rates = table["gradients_per_second"]
+    assert rates["server, asynchronous"] == pytest.approx(4 / 2.1, rel=0.02)
+    assert rates["ring(), asynchronous"] == pytest.approx(4 / 1.0, rel=0.02)
+    assert set(table.index) == {
+        *("server, asynchronous", "server, barrier"),
+        *("ring(), asynchronous", "ring(), handshake"),
+    }
+    np.testing.assert_allclose(table["money_to_target"], 4 * table["time_to_target"], rtol=1e-6)
+    methods = read(folder, "plan").table(plan.REPLAYS).set_index("name")["method"]
+    assert methods["ring(), asynchronous"] == "sgp" and methods["ring(), handshake"] == "adpsgd"
+    cheapest = table["money_to_target"].idxmin()
+    assert f"; the cheapest is {cheapest}, for " in capsys.readouterr().out
+
+
 def test_the_best_are_replayed(capsys):
     config = plan.Config(
         workers=4,

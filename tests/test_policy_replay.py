@@ -45,24 +45,6 @@ def test_runs_line_up_with_what_was_taken_up():
     assert set(run.diagnostics["commit"]) <= set(range(200))
 
 
-# What a method may need
-
-
-def needy(policy):
-    return make_method("downpour")._replace(name="needy", timing=Timing(policy=policy))
-
-
-@pytest.mark.parametrize("policy", [barrier(3), asynchronous()], ids=str)
-def test_a_method_that_needs_a_policy_says_so(policy):
-    trace = make_trace(commits=20, policy=buffered(2))
-    with pytest.raises(
-        InputError, match=r"needs a trace with policy = .*Cluster\(policy=asyncsim\."
-    ) as error:
-        replay(trace, needy(policy), make_problem("quadratic"))
-    assert f"policy = {policy}, this one has buffered(count=2)" in str(error.value)
-    assert f"asyncsim.{policy})" in str(error.value)
-
-
 def test_the_cluster_that_meets_a_policy():
     cluster = Cluster(5, Gamma(1.0, 0.5), 0.1)
     assert meet(cluster, Timing(policy=barrier(3))) == Cluster(

@@ -117,6 +117,8 @@ def test_clocks_alone_and_a_recording(tmp_path):
     for name in ("update_time", "learner_busy", "slots_busy", "staleness_mean"):
         assert measured[name] == pytest.approx(original[name], rel=0.05), name
     assert not (tmp_path / "results" / "rewards.png").exists()
+    more = dataclasses.replace(config, more_slots=3)
+    assert more.cluster("keep").rollouts.slots == 9
     with pytest.raises(InputError, match="has no column slot; log these as well"):
         log.drop(columns="slot").to_parquet(tmp_path / "other.parquet")
         calibrate_rollouts(tmp_path / "other.parquet")

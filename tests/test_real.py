@@ -1,6 +1,7 @@
 """Real processes: their coroutines in one process, and a few recordings by Ray's processes."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -19,8 +20,8 @@ from asyncsim import Cluster, InputError, Trace, methods, problems, replay, simu
 from asyncsim.base.files import write_json
 from asyncsim.clusters.topologies import as_topology
 from asyncsim.methods.gossip import PushMessage
-from asyncsim.real import agreement, record
-from asyncsim.real.arrays import Task
+from asyncsim.real import agreement, peers, record
+from asyncsim.real.arrays import Computing, Task
 from asyncsim.real.peers import Peer
 from asyncsim.real.recording import assemble, check
 from asyncsim.real.server import RealWorker, Server
@@ -41,6 +42,7 @@ GOSSIP = {
 }
 
 
+@functools.cache
 def problem():
     return problems.digits(batch_size=8, hidden=(8,))
 
@@ -81,15 +83,23 @@ def recorded_here(task, lose=None):
         return [await server.result()]
 
     async def without_server():
-        peers = [Peer(index, task) for index in range(task.cluster.workers)]
-        await peers[0].start()
-        await asyncio.gather(*(peer.run(peers) for peer in peers))
-        return [await peer.result() for peer in peers]
+        workers = [Peer(index, task) for index in range(task.cluster.workers)]
+        await workers[0].start()
+        await asyncio.gather(*(worker.run(workers) for worker in workers))
+        return [await worker.result() for worker in workers]
 
     # For all threads: coroutines compute in threads of their own.
     jax.config.update("jax_enable_x64", True)
     try:
-        results = asyncio.run((with_server if task.cluster.topology is None else without_server)())
+        with pytest.MonkeyPatch.context() as patch:
+            # All compute with the same programs, which are compiled once.
+            computing = Computing(task)
+            functions = peers._compiled(computing.method)
+            patch.setattr(peers, "_compiled", lambda method: functions)
+            for module in ("peers", "server"):
+                patch.setattr(f"asyncsim.real.{module}.Computing", lambda task: computing)
+            run = with_server if task.cluster.topology is None else without_server
+            results = asyncio.run(run())
         return assemble(task, results)
     finally:
         jax.config.update("jax_enable_x64", False)

@@ -65,14 +65,15 @@ def replayed(trace, method, problem, **options):
         (methods.downpour, {"attack": attacks.alie(workers=1, z=0.5)}),
     ],
 )
-def test_one_program_for_all_numbers(trace, make, options):
+def test_one_program_for_all_numbers_and_seeds(trace, make, options):
     problem, traced = counting_problem()
     replayed(trace, make(0.01), problem, **options)
     once = len(traced)
+    other = simulate(trace.cluster, commits=30, seed=2)
     runs = [
-        replayed(trace, make(rate), problem, seed=seed, **options)
+        replayed(of_seed, make(rate), problem, seed=seed, **options)
         for rate in (0.02, 0.05)
-        for seed in (0, 1)
+        for seed, of_seed in enumerate((trace, other))
     ]
     # Whether a number may be traced is found out once, from shapes, and an evaluation is compiled
     # once.

@@ -23,35 +23,6 @@ from asyncsim.replays.replay import replay
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-class Counted:
-    """A regression whose loss counts how often it is traced."""
-
-    def __init__(self):
-        rng = np.random.default_rng(0)
-        self.traced = 0
-        self.problem = problems.custom(
-            lambda key: jnp.ones(3), self.loss, rng.normal(size=(40, 3)), batch_size=4
-        )
-        self.traced = 0
-
-    def loss(self, params, batch, key):
-        self.traced += 1
-        return jnp.mean((batch @ params - 1) ** 2)
-
-
-@pytest.mark.full
-def test_compiled_once_for_all_seeds():
-    counted, method = Counted(), methods.gem()
-    first = replay(make_trace(commits=1500), method, counted.problem, seed=0, progress=False)
-    assert np.isfinite(first.commits["loss"]).all() and counted.traced
-    counted.traced = 0
-    replay(make_trace(commits=1500), method, counted.problem, seed=1, progress=False)
-    assert counted.traced == 0
-    for seed in (1, 2):
-        replay(make_trace(commits=1500, seed=seed), method, counted.problem, seed=1, progress=False)
-        assert counted.traced == 0
-
-
 @pytest.mark.full
 def test_evaluation_takes_the_mean_state_of_the_workers():
     problem, trace = stateful_problem(), make_trace(commits=300)

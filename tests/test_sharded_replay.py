@@ -1,29 +1,22 @@
-"""Replays of several servers: equal to the loop over parts, for coordinate-wise methods."""
+"""Replays of several servers: which methods they suit, and the order of jobs and parts.
+
+Their numbers are a part of `test_slow_replay`.
+"""
 
 import functools
 
-import jax
 import numpy as np
-import optax
 import pytest
 from cases import make_problem
 from coordinates import WORKERS, deviation_of_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.flatten_util import ravel_pytree
-from sharded_loop import ShardedLoop
 from test_shards import sharded
 
-from asyncsim import (
-    Cluster,
-    attacks,
-    methods,
-    recorders,
-    replay,
-    simulate,
-)
+from asyncsim import Cluster, attacks, methods, replay, simulate
 from asyncsim.replays.attacked import under_attack
-from asyncsim.replays.parts import find_parts, partition_of
+from asyncsim.replays.parts import find_jobs, trace_of_shard
+from asyncsim.replays.waves import find_waves, separate_reads
 
 ROUND_OFF = 1e-12
 #: Methods that parts of a vector do not suit: matrices; delays, which a replay of several servers
@@ -42,43 +35,6 @@ VARIANTS = {
     "aeasgd, remembered": lambda: methods.aeasgd(order="remembered"),
     "lsgd, groups": lambda: methods.lsgd(groups=3, global_every=2),
 }
-
-
-def options(**changes):
-    """The arguments of a cluster whose parts of a message are committed at different times."""
-    times = {"service": "exponential(0.1)", "latency": "exponential(0.2)"}
-    return {"workers": 5, "compute": "gamma(1, 0.5)", **times, "servers": 4, **changes}
-
-
-@functools.cache
-def make_sharded(commits=40, **changes):
-    return simulate(Cluster(**options(**changes)), commits)
-
-
-@jax.enable_x64(True)
-def deviations(trace, method, problem, attack=None):
-    """Return the relative deviations from the loop, of the commits' columns and the parameters."""
-    run = replay(
-        *(trace, method, problem),
-        precision="float64",
-        record=[recorders.energy()],
-        attack=attack,
-        progress=False,
-    )
-    method, problem = under_attack(method, problem, attack, trace.workers)
-    partition = partition_of(problem, trace.cluster.servers)
-    entries = [[] for _ in partition.names]
-    for owner, begin, end in zip(
-        partition.owners, partition.bounds, partition.bounds[1:], strict=False
-    ):
-        entries[owner] += range(begin, end)
-    table, central = ShardedLoop(trace, method, problem, [np.array(of) for of in entries]).run()
-    columns = ["loss", "update_norm", "central_energy", "proxy_energy"]
-    found = [*run.commits[columns].to_numpy().T, ravel_pytree(run.params)[0]]
-    return [
-        np.abs(vector - expected).max() / np.abs(expected).max()
-        for vector, expected in zip(found, [*table.T, central], strict=True)
-    ]
 
 
 # The property.
@@ -103,59 +59,6 @@ def test_the_declaration_of_each_attack_is_true(name):
     attacked, _ = under_attack(methods.softsync(policy=None), None, attack, WORKERS)
     largest = deviation_of_parts(attacked, messages=3)
     assert largest < ROUND_OFF if attack.coordinatewise else largest > 1e-3
-
-
-# The numbers.
-
-
-@pytest.mark.parametrize(
-    ("changes", "method"),
-    [
-        ({}, methods.gem),
-        pytest.param(
-            {"protocol": "read_then_write", "exclusive": False},
-            methods.gem,
-            marks=pytest.mark.full,
-        ),
-        pytest.param({"policy": "buffered(3)"}, methods.robust, marks=pytest.mark.full),
-        pytest.param(
-            {"protocol": "write_then_read", "policy": "rounds()"},
-            methods.malenia,
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_a_replay_equals_the_loop_over_parts(changes, method):
-    if "policy" in changes and (policy := method().timing.policy) is not None:
-        changes = {**changes, "policy": policy}
-    trace = make_sharded(**changes)
-    assert max(deviations(trace, method(), make_problem("quadratic"))) < ROUND_OFF
-
-
-ANY_TIMING = [methods.gem, methods.aeasgd, lambda: methods.softsync(policy=None)]
-
-
-@pytest.mark.full
-@settings(max_examples=2, deadline=None, derandomize=True)
-@given(cluster=sharded(), which=st.integers(0, len(ANY_TIMING) - 1), seed=st.integers(0, 2**32))
-def test_replays_of_drawn_clusters_equal_the_loop(cluster, which, seed):
-    trace = simulate(cluster, 30, seed)
-    assert max(deviations(trace, ANY_TIMING[which](), make_problem("quadratic"))) < ROUND_OFF
-
-
-@pytest.mark.full
-def test_groups_of_tensors_have_their_own_servers(servers=("0.weight", "0.bias,1")):
-    """The first group may have runs on both sides of another, and the groups any order."""
-    trace = make_sharded(servers=servers)
-    method = methods.downpour(optimizer=optax.sgd(0.05, momentum=0.9))
-    assert max(deviations(trace, method, make_problem("digits"))) < ROUND_OFF
-
-
-@pytest.mark.full
-def test_an_attack_knows_the_messages_of_its_shard():
-    trace, problem = make_sharded(), make_problem("quadratic")
-    attack = attacks.alie(1, z=1.5)
-    assert max(deviations(trace, methods.downpour(), problem, attack)) < ROUND_OFF
 
 
 def test_where_all_servers_agree_the_replay_is_that_of_one_server():
@@ -184,31 +87,23 @@ def test_where_all_servers_agree_the_replay_is_that_of_one_server():
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(cluster=sharded(), commits=st.integers(1, 60), seed=st.integers(0, 2**32))
 def test_a_job_comes_after_its_reads_and_before_its_parts(cluster, commits, seed):
-    """Slots hold each version from its commit to its last reader; no two versions share one."""
+    """A shard's trace has its parts, and slots hold each version to its last reader."""
     trace = simulate(cluster, commits, seed).accepted
-    order, parts = find_parts(trace), trace.parts
-    parts = parts[parts["outcome"].isin(["applied", "buffered"])].reset_index(drop=True)
-    assert order.depends_on[order.first].tolist() <= order.first.tolist()
-    assert (order.depends_on[order.first] <= order.first).all()
-    assert (np.diff(order.parts_at_end) >= 0).all() and len(order.parts_at_end) == commits
-    versions = trace.reads[trace.reads["shard"] >= 0].set_index(["worker", "job", "shard"])
-    versions = versions["version"]
+    jobs = find_jobs(trace)
+    first = jobs.table["first"]
+    assert (jobs.depends_on[first] <= first).all()
+    assert (np.diff(jobs.parts_at_end) >= 0).all() and len(jobs.parts_at_end) == commits
     for shard in range(cluster.servers):
-        rows, held = parts[parts["shard"] == shard], {}
-        held[order.read_slot[:, shard][_reads_of(order, versions, shard) == 0].max(initial=0)] = 0
-        for part in rows.itertuples():
-            job = order.job[part.Index]
-            read = versions[(part.worker, part.job, shard)]
-            assert held.get(order.read_slot[job, shard], 0) == read
-            if order.separate_pushes:
-                assert held.get(order.push_slot[part.Index], 0) == part.push_version
-            if part.outcome == "applied" and order.write_slot[part.Index] < order.slots[shard]:
-                held[order.write_slot[part.Index]] = part.version
-
-
-def _reads_of(order, versions, shard):
-    jobs = zip(order.worker.tolist(), order.number.tolist(), strict=True)
-    return np.array([versions[(worker, number, shard)] for worker, number in jobs])
-
-
-# Runs and ensembles.
+        parts = jobs.parts[jobs.parts["shard"] == shard]
+        of_shard, job, used_at = trace_of_shard(trace, jobs, shard)
+        assert (
+            sorted(job) == list(range(len(first))) and (used_at[len(parts) :] <= len(parts)).all()
+        )
+        for name in ("worker", "job", "read_version", "staleness", "push_version", "version"):
+            assert of_shard.frame[name].tolist()[: len(parts)] == parts[name].tolist(), name
+        waves, held = find_waves(of_shard, used_at=used_at), {}
+        writes = separate_reads(waves.read, waves.slot)
+        for position in range(len(parts) + 1 if waves.reads == "separate" else 0):
+            held |= {s: p for p, s in zip(*writes, strict=True) if p == position}
+            for row in np.flatnonzero(used_at == position):
+                assert held.get(waves.slot[row], 0) == waves.read[row]

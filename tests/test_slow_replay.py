@@ -13,7 +13,9 @@ from unittest import mock
 import event_loop
 import jax
 import numpy as np
+import optax
 import pytest
+import sharded_loop
 from cases import (
     ACCELERATED,
     EVERY,
@@ -32,10 +34,22 @@ from cases import (
 from event_loop import LoopDiverged, forced_deviation
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
+from sharded_loop import deviations
+from test_shards import sharded
 from world import SEEDS, clusters, gates
 
 import asyncsim.replays.programs
-from asyncsim import Cluster, Uniform, failures, methods, prescribed, problems, recorders, simulate
+from asyncsim import (
+    Cluster,
+    Uniform,
+    attacks,
+    failures,
+    methods,
+    prescribed,
+    problems,
+    recorders,
+    simulate,
+)
 from asyncsim.methods import Timing
 from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
@@ -61,7 +75,7 @@ def by_name(name):
 
 RULES = {
     # Those without a server have traces of their own, see `test_gossip`; those that need several
-    # workers are in `test_byzantine`.
+    # workers are in `test_catalogue`.
     **{
         name: functools.partial(by_name, name)
         for name, make in methods.METHODS.items()
@@ -192,6 +206,7 @@ def anew():
     yield
     asyncsim.replays.programs._build.cache_clear()
     event_loop._COMPILED.clear()
+    sharded_loop._LOCAL.clear()
 
 
 def assert_the_loop(combination):
@@ -215,7 +230,7 @@ def assert_the_loop(combination):
         running = Replay(
             trace, RULES[combination.rule](), TASKS[combination.task](trace.workers), **options
         )
-        layout = running.running._plan.layout(running.method)
+        layout = running._plan.layout(running.method)
         assert (
             layout.form == form or layout.piece_size == 1
         )  # a lone worker's commits cannot be batched
@@ -256,6 +271,62 @@ def test_each_kind_of_trace_is_the_slow_replay(kind, data):
 @given(data=st.data())
 def test_each_form_is_the_slow_replay(form, kind, data):
     assert_the_loop(data.draw(combinations([form], [kind])))
+
+
+PARTED = {"service": "exponential(0.1)", "latency": "exponential(0.2)", "servers": 4}
+
+
+def make_parted(timing=None, **changes):
+    """A trace of messages whose parts are committed at different times."""
+    cluster = Cluster(5, "gamma(1, 0.5)", **{**PARTED, **changes})
+    return simulate(cluster if timing is None else meet(cluster, timing), 40)
+
+
+GROUPS = {"servers": ("0.weight", "0.bias,1")}  # the first has runs on both sides of another
+LOCAL_MOMENTUM = functools.partial(methods.downpour, optimizer=optax.sgd(0.05, momentum=0.9))
+#: Several servers: changes of the cluster, the method, the problem, the attack and the form.
+SHARDED = {
+    "an exchange": ({}, methods.gem, "quadratic", None, "batch"),
+    "one by one": ({"policy": "discard_stale(2)"}, methods.downpour, "digits", None, "single"),
+    "two visits": (
+        {"protocol": "read_then_write", "exclusive": False},
+        *(methods.gem, "quadratic", None, "single"),
+    ),
+    "a read before": ({"protocol": "read_then_write"}, methods.aeasgd, "quadratic", None, "batch"),
+    "a barrier": ({"policy": "barrier()"}, methods.robust, "quadratic", None, "batch"),
+    "rounds": (
+        {"protocol": "write_then_read", "policy": "rounds()"},
+        *(methods.malenia, "quadratic", None, "batch"),
+    ),
+    "replies": ({}, methods.async_nesterov, "quadratic", None, "batch"),
+    "groups of tensors": (GROUPS, LOCAL_MOMENTUM, "digits", None, "batch"),
+    "an attack": ({}, methods.downpour, "quadratic", attacks.alie(1, z=1.5), "batch"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if i < 2 else pytest.param(name, marks=pytest.mark.full)
+        for i, name in enumerate(SHARDED)
+    ],
+)
+def test_several_servers_are_the_loop_over_parts(name):
+    changes, make, problem, attack, form = SHARDED[name]
+    method = make()
+    trace = make_parted(method.timing, **changes)
+    found = deviations(trace, method, make_problem(problem), attack, form)
+    assert max(found) < FORCED, found
+
+
+@pytest.mark.full
+@settings(max_examples=2)
+@given(cluster=sharded(), form=st.sampled_from(FORMS), seed=SEEDS, data=st.data())
+def test_drawn_servers_are_the_loop_over_parts(cluster, form, seed, data):
+    makes = methods.gem, methods.aeasgd, lambda: methods.softsync(policy=None)
+    method = data.draw(st.sampled_from(makes))()
+    found = deviations(simulate(cluster, 30, seed), method, make_problem("quadratic"), None, form)
+    assert max(found) < FORCED, found
 
 
 @pytest.mark.full

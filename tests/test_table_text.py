@@ -14,9 +14,11 @@ from tqdm import tqdm
 from asyncsim.__main__ import main
 from asyncsim.base.console import (
     Progress,
+    each_note_once,
     in_texts,
     note,
     number_text,
+    on_a_terminal,
     percent_text,
     safe_output,
     table_text,
@@ -181,3 +183,19 @@ def test_columns_are_printed_with_their_titles_and_parts_with_their_whole():
     assert texts.to_dict("list") == {"method": ["gem"], "rate": ["0.100"]}
     assert axis_of("time_to_target") == "simulated time to the target (s)"
     assert axis_of("own_name") == "own name" and as_column(Column("a", "b")).axis == "b"
+
+
+def test_each_note_is_told_once_inside_and_again_after(capsys):
+    with each_note_once():
+        for text in ("one", "one", "other"):
+            note(text)
+        with each_note_once():
+            note("one")
+        note("other")
+    note("one")
+    assert capsys.readouterr().err.splitlines() == ["note: one", "note: other", "note: one"]
+
+
+def test_without_standard_error_nobody_looks_at_it(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not on_a_terminal()

@@ -69,6 +69,7 @@ def test_trials_of_constant_times():
     ]
     held = phases(trace, [0]).query("phase == 'held'")
     assert held[["begin", "end"]].to_numpy().tolist() == [[2.0, 4.0]]
+    assert trace.per_worker(0)[["commits", "cancelled"]].to_numpy().tolist() == [[4, 0], [0, 3]]
     numbers = trace.summary(warm_up=0)
     assert (numbers["cancelled_share"], numbers["versions"]) == (3 / 7, 1)
     # In 6 s each: worker 0 computes for 4 and waits for 2, worker 1 computes in vain.

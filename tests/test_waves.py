@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import ROUTES, clusters
 
-from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, prescribed, simulate
+from asyncsim import Cluster, Exponential, Gamma, barrier, prescribed, simulate
 from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 
 NO_READS = Reads(np.empty(0, int), np.empty(0, int))
@@ -104,18 +104,6 @@ def test_no_fewer_waves_are_possible(trace):
     assert len(made.cuts) - 1 == deepest[-1]
 
 
-@given(simulated(ROUTES[:1]))
-@settings(max_examples=33)
-def test_waves_of_exchanges_are_the_longest_runs_without_a_worker_coming_twice(trace):
-    workers = trace.frame["worker"].tolist()
-    waves, seen = 1, set()
-    for worker in workers:
-        if worker in seen:
-            waves, seen = waves + 1, set()
-        seen.add(worker)
-    assert len(Cut(trace, len(trace)).cuts) - 1 == waves
-
-
 @given(traces, sizes)
 @settings(max_examples=50)
 def test_every_commit_finds_what_it_read_in_its_slot(trace, piece_size):
@@ -168,18 +156,7 @@ def test_protocols_are_told_apart(options, reads, separate_forms):
     assert waves.slots == 5 or reads == "separate"
 
 
-def test_round_robin_makes_waves_of_all_workers():
-    waves = find_waves(simulate(Cluster(10, Constant(1.0), service=0.01), 100))
-    assert cut(waves, 100, (), 0, np.empty(0, int)).tolist() == list(range(0, 101, 10))
-    assert cut(waves, 4, (), 0, np.empty(0, int)).tolist()[:7] == [0, 4, 8, 12, 16, 20, 24]
-
-
 def test_workers_that_read_the_same_share_a_slot():
     waves = find_waves(simulate(Cluster(10, Exponential(1.0), policy=barrier()), 100))
     assert waves.reads == "separate" and waves.slots == 1
     assert separate_reads(waves.read, waves.slot).position.tolist() == list(range(10, 100, 10))
-
-
-def test_fresh_reads_leave_nothing_to_batch():
-    waves = find_waves(prescribed(0, commits=20, workers=4))
-    assert cut(waves, 8, (), 0, np.empty(0, int)).tolist() == list(range(21))

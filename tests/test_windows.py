@@ -10,7 +10,6 @@ from cases import make_problem
 
 from asyncsim import (
     Cluster,
-    Gamma,
     InputError,
     methods,
     problems,
@@ -82,22 +81,24 @@ def test_the_window_of_one_worker_changes_no_numbers_of_another():
     assert len(set(first)) == 1
 
 
-def lock_free(workers, **options):
-    """A cluster whose visits take a third of the time of a gradient."""
-    return Cluster(
-        workers,
-        Gamma(1.0, 0.4),
-        service=Gamma(0.3, 0.5),
-        protocol="write_then_read",
-        discipline="lock_free",
-        **options,
+@pytest.mark.parametrize(
+    ("method", "up", "down"),
+    [
+        # 4 workers with 10 visits each, 5 parameters of 4 bytes: losses up, leaders down.
+        (methods.lsgd(), 40 * 4, 40 * 20),
+        # Every second visit the overall leader comes down, too.
+        (methods.lsgd(groups=2, global_every=2), 40 * 4, (40 + 20) * 20),
+        (methods.lgd(policy=None), 40 * 4, 40 * 20),
+        (methods.aeasgd(), 40 * 20, 40 * 20),
+    ],
+)
+def test_bytes_are_those_of_losses_and_leaders(method, up, down):
+    cluster = Cluster(4, 1.0, bandwidth=20.0, message_bytes=20.0)
+    found = meet(cluster, method.timing)
+    sizes = found.message_bytes if isinstance(found.message_bytes, tuple) else (20.0, 20.0)
+    assert (40 * sizes[0], 40 * sizes[1]) == (up, down)
+    # Each visit takes the transfers and the second of the gradient.
+    frame = simulate(found, 40).frame
+    assert frame["commit_time"].iloc[-1] == pytest.approx(
+        10 * (1 + sum(sizes) / 20) - sizes[1] / 20
     )
-
-
-def test_hogwild_names_the_timing_that_it_needs():
-    method = methods.hogwild()
-    assert meet(Cluster(7, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5)), method.timing) == lock_free(7)
-    with pytest.raises(
-        InputError, match="method = 'hogwild': needs a trace with protocol = 'write_then_read'"
-    ):
-        replay(simulate(Cluster(7, 1.0), 70), method, problems.quadratic([1.0]))

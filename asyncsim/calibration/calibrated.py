@@ -6,17 +6,26 @@
     again = asyncsim.simulate(cluster, commits=len(trace))
 """
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import kruskal
 
 import asyncsim.calibration.dependence as dependence
-from asyncsim.base.errors import InputError, require_choice, require_nonnegative, require_switch
+from asyncsim.base.console import counted
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_nonnegative,
+    require_positive,
+    require_switch,
+)
+from asyncsim.calibration.differences import alike, differ, without_gaps
 from asyncsim.calibration.fitting import (
     ERRORS,
     FAMILIES,
@@ -31,12 +40,22 @@ from asyncsim.calibration.fitting import (
 )
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
 from asyncsim.clusters.failures import crash
-from asyncsim.clusters.laws import Constant, Empirical, Law
-from asyncsim.traces.durations import Durations, choices, deaths, durations
+from asyncsim.clusters.laws import Constant, Empirical
+from asyncsim.clusters.network import per_worker as for_each
+from asyncsim.traces.durations import (
+    Durations,
+    choices,
+    deaths,
+    durations,
+    require_asynchronous,
+    times_of,
+)
 from asyncsim.traces.trace import Trace
 
 #: The parts of a trace in which workers died.
 _DEATHS, _AWAY = "time to a death", "time away"
+#: Workers by the names of their groups.
+Groups = dict[str, list[int]]
 #: Orders of service in which visits wait for one another.
 _QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
 
@@ -55,6 +74,7 @@ class Calibration:
     parts: tuple[Part, ...] = field(repr=False)
     notes: tuple[str, ...]  #: properties of the trace that no cluster has; doubts about the order
     durations: Durations = field(repr=False)  #: as recorded
+    gaps: int = 0  #: gaps in a log of commits that were taken as absences
 
     @property
     def table(self) -> pd.DataFrame:
@@ -67,6 +87,14 @@ class Calibration:
         ones; mean, std and distance are of Kaplan and Meier's distribution.
         """
         return pd.DataFrame([part.row() for part in self.parts])
+
+    @property
+    def statements(self) -> list[str]:
+        """What the fit takes from differences in the log."""
+        quantities = sorted({part.quantity for part in self.parts if " of " in part.name})
+        groups = f"workers differ in {', '.join(quantities)}: each group has its laws"
+        absences = f"{counted(self.gaps, 'gap')} taken as absences; --gaps-above sets their limit"
+        return [groups] * bool(quantities) + [absences] * bool(self.gaps)
 
     def resampled(self, generator: np.random.Generator) -> Cluster:
         """Fit the cluster to resampled durations; the spread shows how well they determine it.
@@ -89,6 +117,8 @@ def calibrate(
     latency_up: float | None = None,
     discipline: str | None = None,
     warm_up: int | None = None,
+    sites: Sequence[Any] | None = None,
+    gaps_above: float | None = None,
 ) -> Cluster:
     """Fit a cluster to the durations of a trace, simulated or recorded.
 
@@ -106,10 +136,14 @@ def calibrate(
 
     Workers that died give the cluster an `asyncsim.failures.crash`: the time to the next death is
     exponential, with the workers' time at work per death as its mean, and the time away is drawn
-    from the recorded ones. A computation that a death cut short is a censored observation: long
-    computations die more often than short ones. So the mean of an exponential law is the computed
-    time over the number of completed computations. The other families maximize the censored
-    likelihood, and empirical laws use the estimate of Kaplan and Meier.
+    from the recorded ones. A log of commits alone shows an absence as a gap, a far longer way down
+    than the others: see `asyncsim.calibration.differences.without_gaps`. Workers whose latencies
+    differ are groups with a law each; so are their absences, if their rates differ, too.
+
+    A computation that a death cut short is a censored observation: long computations die more often
+    than short ones. So the mean of an exponential law is the computed time over the number of
+    completed computations. The other families maximize the censored likelihood, and empirical laws
+    use the estimate of Kaplan and Meier.
 
     Parameters
     ----------
@@ -136,6 +170,11 @@ def calibrate(
     warm_up : int, optional
         Commits left out at the start; by default one per worker, at most half of all. Every
         worker's first computation is always left out.
+    sites : sequence, optional
+        The site of each worker, a name or a number: computing, latencies and absences have a law
+        for each site. By default groups of workers whose latencies differ have their own laws.
+    gaps_above : float, optional
+        Ways down that are longer (s) are absences; by default far longer than the others.
 
     Returns
     -------
@@ -175,15 +214,23 @@ def examine(
     latency_up: float | None = None,
     discipline: str | None = None,
     warm_up: int | None = None,
+    sites: Sequence[Any] | None = None,
+    gaps_above: float | None = None,
 ) -> Calibration:
     """Calibrate, and return the durations and the fits, with notes instead of warnings."""
     require_choice("law", law, (*KINDS, *FAMILIES))
     if per_worker is not None:
         require_switch("per_worker", per_worker)
+    if gaps_above is not None:
+        require_positive("gaps_above", gaps_above)
+    require_asynchronous("trace", trace)
+    trace, gaps = without_gaps(trace, gaps_above)
     recorded = durations(trace, warm_up)
-    down = fitted("latency down", recorded.down, law)
-    up, computed, notes = _uplink(recorded, latency_up, down.fit.law, law)
-    compute = _compute(recorded._replace(compute=computed), trace, law, per_worker)
+    groups = _groups_of(recorded, trace.workers, sites)
+    told = None if sites is None else groups
+    down = _laws("latency down", recorded.down, recorded.traveller, law, groups, separate=told)
+    up, computed, notes = _uplink(recorded, latency_up, down, law, groups, told)
+    compute = _compute(recorded._replace(compute=computed), trace, law, per_worker, told)
     service = fitted("service", recorded.service, law)
     # The extra time of messages with parameters, down and up together, if it is no chance.
     longer = 0.0
@@ -223,53 +270,110 @@ def examine(
             "times, so that "
             "queues and the spread of staleness differ"
         )
-    parts = (*compute, service, up, down)
-    died = deaths(trace)
-    if len(died.between):
-        if not died.away.sum() > 0:
-            raise InputError(
-                "trace: a worker died and none came back; end the trace before, or restart it"
-            )
-        between, away = fit(died.between, "exponential"), fit(died.away, "empirical")
-        parts += (Part(_DEATHS, died.between, between), Part(_AWAY, died.away, away))
+    died = pd.concat([deaths(trace), gaps])
+    end = float(trace.frame["commit_time"].max())
+    parts = (*compute, service, *up, *down, *_deaths(died, end, groups))
     return Calibration(
-        _with_laws(frame, parts), parts, (*dependence.notes(recorded), *notes), recorded
+        _with_laws(frame, parts),
+        parts,
+        (*dependence.notes(recorded), *notes),
+        recorded,
+        len(gaps),
     )
 
 
+def _groups_of(recorded: Durations, workers: int, sites: Sequence[Any] | None) -> Groups:
+    """Return groups of workers by their names: the sites, or workers with alike latencies."""
+    if sites is not None:
+        if len(sites) != workers:
+            raise InputError(f"sites: names {len(sites)} of {workers} workers; give each its site")
+        named = pd.Series(sites).groupby(sites).groups
+        return {f"site {site}": members.tolist() for site, members in named.items()}
+    fewest = int(np.bincount(recorded.traveller, minlength=workers).min())
+    if recorded.round_trip is not None or fewest < FEWEST:
+        return {"all": list(range(workers))}
+    groups = alike(recorded.down, recorded.traveller)
+    names = [", ".join(map(str, group[:4])) + ", ..." * (len(group) > 4) for group in groups]
+    return {f"workers {name}": group for name, group in zip(names, groups, strict=True)}
+
+
+def _laws(
+    name: str,
+    seconds: np.ndarray,
+    worker: np.ndarray,
+    law: str,
+    groups: Groups,
+    steps: int = 1,
+    censored: np.ndarray | None = None,
+    separate: Any = None,
+) -> list[Part]:
+    """Fit one law for all workers, or one for each group.
+
+    ``separate``: True or groups that were told; False; by default what has the smaller BIC.
+    """
+    pooled = fitted(name, seconds, law, steps, censored)
+    if len(groups) == 1 or separate is False:
+        return [pooled]
+    parts = []
+    for label, group in groups.items():
+        chosen = np.isin(worker, group)
+        cut = None if censored is None else censored[chosen]
+        part = fitted(f"{name} of {label}", seconds[chosen], law, steps, cut)
+        parts.append(part._replace(workers=tuple(group)))
+    samples = [part.uncensored for part in parts]
+    completed = sum(map(len, samples))
+    different = sum(part.fit.bic(completed) for part in parts) < pooled.fit.bic(completed)
+    if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in parts):
+        different = differ(samples)  # empirical laws have no BIC
+    return parts if separate or different else [pooled]
+
+
+def _deaths(died: pd.DataFrame, end: float, groups: Groups) -> list[Part]:
+    """Fit the times to a death and away, of each group of workers."""
+    parts = []
+    for label, group in groups.items():
+        between, away = times_of(died, group, end)
+        if away.sum() > 0:
+            name = f" of {label}" if len(groups) > 1 else ""
+            for what, times, law in ((_DEATHS, between, "exponential"), (_AWAY, away, "empirical")):
+                parts.append(Part(what + name, times, fit(times, law), workers=tuple(group)))
+    if len(died) and not parts:
+        raise InputError(
+            "trace: a worker died and none came back; end the trace before, or restart it"
+        )
+    return parts
+
+
 def _compute(
-    durations: Durations, trace: Trace, law: str, per_worker: bool | None
-) -> Sequence[Part]:
-    """Fit the laws of computing, one for all workers or one for each."""
-    seconds, workers, cancelled = durations.attempts
-    completed = len(durations.compute)
-    pooled = fitted("compute", seconds, law, trace.window, cancelled)
+    durations: Durations,
+    trace: Trace,
+    law: str,
+    per_worker: bool | None,
+    sites: Groups | None,
+) -> list[Part]:
+    """Fit the laws of computing, one for all workers, or one for each or for each site."""
     if durations.compute.mean() <= 0:
         raise InputError(
             "trace: computations take no time; record start_time when a computation begins"
         )
+    seconds, workers, cancelled = durations.attempts
     fewest = int(np.bincount(durations.worker, minlength=trace.workers).min())
-    if trace.workers == 1 or per_worker is False or (per_worker is None and fewest < FEWEST):
-        return [pooled]
-    separate = []
-    for worker in range(trace.workers):
-        chosen = workers == worker
-        its_cancelled = None if cancelled is None else cancelled[chosen]
-        separate.append(
-            fitted(f"compute of worker {worker}", seconds[chosen], law, trace.window, its_cancelled)
-        )
-    different = sum(part.fit.bic(completed) for part in separate) < pooled.fit.bic(completed)
-    if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in separate):
-        # Empirical laws have no BIC: use Kruskal and Wallis' test of ranks.
-        samples = [part.uncensored for part in separate]
-        different = bool(np.ptp(np.concatenate(samples)) > 0 and kruskal(*samples).pvalue < 1e-3)
-    return separate if per_worker or different else [pooled]
+    if sites is None and per_worker is None and fewest < FEWEST:
+        per_worker = False
+    groups = sites or {f"worker {worker}": [worker] for worker in range(trace.workers)}
+    separate = sites if per_worker is None else per_worker
+    return _laws("compute", seconds, workers, law, groups, trace.window, cancelled, separate)
 
 
 def _uplink(
-    recorded: Durations, override: float | None, down: Law, law: str
-) -> tuple[Part, np.ndarray, list[str]]:
-    """Return the law of the way up, the durations of computing without it, and notes."""
+    recorded: Durations,
+    override: float | None,
+    down: Sequence[Part],
+    law: str,
+    groups: Groups,
+    told: Groups | None,
+) -> tuple[list[Part], np.ndarray, list[str]]:
+    """Return the laws of the way up, the durations of computing without it, and notes."""
     computed, seconds = recorded.compute, 0.0
     notes: list[str] = []
     if override is not None:
@@ -277,29 +381,48 @@ def _uplink(
         combined = computed if recorded.up is None else computed + recorded.up
         computed = without("latency_up", combined, seconds)
     elif recorded.up is not None:
-        return fitted("latency up", recorded.up, law), computed, notes
-    elif recorded.round_trip is not None and isinstance(down, Constant):
-        part = fitted("latency up", np.maximum(recorded.round_trip - down.value, 0.0), law)
-        return part, np.maximum(computed - part.fit.law.mean, 0.0), notes
+        up = _laws("latency up", recorded.up, recorded.worker, law, groups, separate=told)
+        return up, computed, notes
+    elif recorded.round_trip is not None and isinstance(down[0].fit.law, Constant):
+        round_trip = np.maximum(recorded.round_trip - down[0].fit.law.value, 0.0)
+        part = fitted("latency up", round_trip, law)
+        return [part], np.maximum(computed - part.fit.law.mean, 0.0), notes
     elif recorded.round_trip is not None:
-        seconds = max(0.0, float(recorded.round_trip.mean()) - down.mean)
+        seconds = max(0.0, float(recorded.round_trip.mean()) - down[0].fit.law.mean)
         computed = np.maximum(computed - seconds, 0.0)
         notes.append(
             f"the way up is modelled as a constant, {seconds:.2g} s, because the way down varies; "
             "give latency_up"
         )
-    return Part("latency up", np.zeros(0), Fit(Constant(seconds), 0.0, 0, 0.0)), computed, notes
+    part = Part("latency up", np.zeros(0), Fit(Constant(seconds), 0.0, 0, 0.0))
+    return [part], computed, notes
 
 
 def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:
-    laws = {part.name: part.fit.law for part in parts}
-    compute = [law for name, law in laws.items() if name.startswith("compute")]
+    """Return a cluster with the laws of the parts, per worker where groups differ."""
+    everyone = range(cluster.workers)
+    laws: dict[str, list[Any]] = {}
+    for part in parts:
+        of_workers = laws.setdefault(part.quantity, [None] * cluster.workers)
+        for worker in everyone if part.workers is None else part.workers:
+            of_workers[worker] = part.fit.law
+    differ = {part.quantity for part in parts if part.workers is not None}
+    latency = list(zip(laws["latency up"], laws["latency down"], strict=True))
+    crashes = [
+        crash(
+            between.fit.law,
+            away.fit.law,
+            workers=between.workers if between.name != _DEATHS else None,
+        )
+        for between, away in itertools.pairwise(parts)
+        if between.quantity == _DEATHS
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the workers' laws may turn out equal
         return replace(
             cluster,
-            compute=compute[0] if len(compute) == 1 else tuple(compute),
-            service=laws["service"],
-            latency=(laws["latency up"], laws["latency down"]),
-            failures=(crash(laws[_DEATHS], laws[_AWAY]),) if _DEATHS in laws else (),
+            compute=tuple(laws["compute"]) if "compute" in differ else laws["compute"][0],
+            service=laws["service"][0],
+            latency=for_each(latency) if differ & {"latency up", "latency down"} else latency[0],
+            failures=crashes,
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 from asyncsim.base.errors import require_choice, require_count, require_free
 from asyncsim.base.files import free_folder, whole_folder, write_csv, write_json
 from asyncsim.calibration.fitting import FAMILIES, KINDS
-from asyncsim.calibration.log import read_visits
+from asyncsim.calibration.log import read_visits, sites_of
 from asyncsim.calibration.prediction import forecast
 from asyncsim.clusters.workers import as_workers
 
@@ -18,6 +18,8 @@ def report(
     runs: int = 199,
     seed: int = 0,
     out: str | None = None,
+    sites: str | None = None,
+    gaps_above: float | None = None,
 ) -> Path:
     """Print the fit and the prediction, and write them into a new folder; return the folder.
 
@@ -35,10 +37,12 @@ def report(
     require_count("seed", seed, minimum=0)
     require_choice("law", law, (*KINDS, *FAMILIES))
     trace = read_visits(path, unit)
+    named = None if sites is None else sites_of(path, sites)
     # Last, because a mistake in the arguments may be why the folder exists.
     target = require_free("out", out or free_folder(f"{Path(path).stem}-calibrated"))
     with whole_folder(target) as partial:  # a folder that cannot be written fails at once
-        predicted = forecast(trace, workers or trace.workers, seed, runs=runs, law=law)
+        options = {"law": law, "sites": named, "gaps_above": gaps_above}
+        predicted = forecast(trace, workers or trace.workers, seed, runs=runs, **options)
         write_json(partial / "cluster.json", predicted.cluster.to_dict())
         write_csv(partial / "prediction.csv", predicted.table)
         predicted.draw(partial / "fit")

@@ -79,13 +79,19 @@ class Fit(NamedTuple):
 class Part(NamedTuple):
     """Durations and the law fitted to them."""
 
-    #: ``"compute"``, ``"compute of worker 3"``, ``"service"``, ``"latency up"`` or
-    #: ``"latency down"``
+    #: ``"compute"``, ``"compute of worker 3"``, ``"service"``, ``"latency up"``, ``"latency down of
+    #: site 1"``, ...
     name: str
     durations: np.ndarray  #: seconds, in the order of time; of ``steps`` local steps each
     fit: Fit
     steps: int = 1
     censored: np.ndarray | None = None  #: whether each was cut short; None for no such duration
+    workers: tuple[int, ...] | None = None  #: to which the law applies; None for all
+
+    @property
+    def quantity(self) -> str:
+        """The name without the workers."""
+        return self.name.partition(" of ")[0]
 
     @property
     def uncensored(self) -> np.ndarray:
@@ -168,7 +174,8 @@ def fit(
         observed, cut = durations[~censored], durations[censored]
         durations = uncensored(durations, censored)
     spread, mean = float(np.std(observed)), float(np.mean(observed))
-    if spread <= max(NO_SPREAD * mean, _NO_TIME):
+    is_rare = kind == "exponential" and len(observed) < FEWEST  # deaths, whose times are no clock's
+    if spread <= max(NO_SPREAD * mean, _NO_TIME) and not is_rare:
         # Differences of clock readings have noise in their last digits.
         value = 0.0 if mean <= _NO_TIME else float(f"{mean / steps:.9g}")
         return Fit(Constant(value), math.inf, 1, 0.0)

@@ -11,6 +11,7 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_choice, require_path
@@ -72,3 +73,18 @@ def read_visits(path: str | Path, unit: str | None = None) -> Trace:
         )
     log.table = log.table[["worker", *names, "row"]]
     return trace_of_log(log)
+
+
+def sites_of(path: str | Path, column: str) -> list[Any]:
+    """Return the site of each worker, from a column of a log.
+
+    Raises
+    ------
+    InputError
+        As of `read_visits`; a worker is at two sites.
+    """
+    log = Log.read(path, ("worker", column), "commit")
+    log.take_counts("worker", "a whole number from 0")
+    first = log.table.groupby("worker")[column].transform("first")
+    log.require(column, log.table[column] == first, "must be the same in all rows of its worker")
+    return log.table.groupby("worker")[column].first().tolist()

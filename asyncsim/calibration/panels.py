@@ -90,7 +90,7 @@ def times(axes: Axes, label: str, parts: Sequence[Part], later: np.ndarray | Non
         probability = np.average([law.cdf(points) for law in laws], axis=0, weights=sizes)
         name = type(laws[0]).__name__.lower()
         if len(laws) > 1:
-            name = f"{len(laws)} laws, one per worker"
+            name = f"{len(laws)} laws"
         elif not isinstance(laws[0], Constant):
             name += f", mean {laws[0].mean:.3g} s, CV {laws[0].std / laws[0].mean:.2g}"
         axes.plot(points * scale, probability, "--", color=look.BLACK, linewidth=1, label=name)

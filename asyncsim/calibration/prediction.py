@@ -15,14 +15,17 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ks_2samp
 
-from asyncsim.base.console import counted, in_texts, table_text
+from asyncsim.base.console import counted, in_texts, number_text, table_text
 from asyncsim.base.errors import InputError, require_count
 from asyncsim.base.streams import Streams
 from asyncsim.calibration import Calibration, dependence, examine, panels
+from asyncsim.calibration.fitting import Part
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
+from asyncsim.clusters.network import PerWorker, per_worker
 from asyncsim.drawing import layout, look
 from asyncsim.simulation.simulate import simulate
+from asyncsim.study.planning import settled
 from asyncsim.traces.columns import ACCEPTED
 from asyncsim.traces.durations import Durations, attended, durations, require_asynchronous
 from asyncsim.traces.trace import Trace
@@ -35,6 +38,8 @@ __all__ = ["Prediction", "extrapolate", "forecast", "predict"]
 RUNS = 199
 #: Fewest commits per worker of a forecast.
 _FEWEST_STEPS = 20
+#: Runs of the fitted cluster beside its recording.
+_REPETITIONS = 10
 #: Tolerance for the predicted throughput, relative.
 BAR = 0.1
 #: Waits below this share of the mean service time count as zero.
@@ -119,12 +124,13 @@ class Prediction:
             return "\n".join([*lines, *(f"  {reason}" for reason in self.reasons)])
         return "\n".join(
             [
+                *(f"not explained: {reason}" for reason in self.reasons),
+                "assumed: the workers share nothing but the server; processors or links that they "
+                "contend for make it slower",
+                *self.calibration.statements,
                 table_text(in_texts(self.calibration.table, digits=4)),
-                *(f"  note: {note}" for note in self.calibration.notes),
                 f"\n{self.title}",
                 *lines,
-                "the workers are taken to share nothing but the server: processors or links that "
-                "they contend for make it slower",
             ]
         )
 
@@ -132,13 +138,13 @@ class Prediction:
         """Write the distributions of staleness and waits, and the recorded times with their laws: a
         PNG and a PDF.
         """
-        compute = [part for part in self.calibration.parts if part.name.startswith("compute")]
-        label = "compute time" if compute[0].steps == 1 else "compute time of a window"
-        fitted = {label: compute} | {
-            f"{part.name} time" if part.name == "service" else part.name: [part]
-            for part in self.calibration.parts
-            if part not in compute and len(part.durations) and part.durations.any()
-        }
+        is_step = self.calibration.parts[0].steps == 1
+        label = "compute time" if is_step else "compute time of a window"
+        labels = {"compute": label, "service": "service time"}
+        fitted: dict[str, list[Part]] = {}
+        for part in self.calibration.parts:
+            if part.durations.any():
+                fitted.setdefault(labels.get(part.quantity, part.quantity), []).append(part)
         later = {}
         if self.durations is not None:
             later = {label: self.durations.compute, "service time": self.durations.service}
@@ -239,15 +245,41 @@ def forecast(
         f"predicted for {counted(workers, 'worker')}, from {counted(len(recorded), 'commit')} by "
         f"{recorded.workers}"
     )
-    return _prediction(calibration, workers, commits, commits // 3, title, seed, runs)
+    prediction = _prediction(calibration, workers, commits, commits // 3, title, seed, runs)
+    return replace(prediction, reasons=(*_misfit(calibration, recorded), *calibration.notes))
+
+
+def _misfit(calibration: Calibration, recorded: Trace) -> list[str]:
+    """Say so if the fitted cluster does not repeat the recorded throughput."""
+    commits, measured = len(recorded.accepted), recorded.summary()["throughput"]
+    rates = [
+        simulate(calibration.cluster, commits, seed, progress=False).summary()["throughput"]
+        for seed in range(_REPETITIONS)
+    ]
+    if abs(float(np.mean(rates)) / measured - 1) <= BAR:
+        return []
+    return [
+        f"the recorded {number_text(measured)} commits/s; the fitted cluster makes "
+        f"{number_text(min(rates))} to {number_text(max(rates))}"
+    ]
 
 
 def with_workers(cluster: Cluster, workers: int) -> Cluster:
     """Return a cluster with another number of workers; laws of single workers repeat in turn."""
-    laws = cluster.compute_laws
+    laws, latency = cluster.compute_laws, cluster.latency
     compute = tuple(laws[i % len(laws)] for i in range(workers))
+    if isinstance(latency, PerWorker):
+        latency = per_worker([latency.values[i % len(laws)] for i in range(workers)])
+    hits = {
+        failure: failure.workers and [i for i in range(workers) if i % len(laws) in failure.workers]
+        for failure in cluster.failures
+    }
     return replace(
-        cluster, workers=workers, compute=compute[0] if len(set(compute)) == 1 else compute
+        cluster,
+        workers=workers,
+        compute=compute[0] if len(set(compute)) == 1 else compute,
+        latency=latency,
+        failures=[replace(failure, workers=hit) for failure, hit in hits.items() if hit != []],
     )
 
 
@@ -268,6 +300,8 @@ def _prediction(
         generator = streams.generator(run)
         drawn = int(generator.integers(2**31))
         cluster = with_workers(calibration.resampled(generator), workers)
+        if measured is None:  # of the long run; a recording begins with all workers present
+            cluster = settled(cluster, drawn)
         simulated.append(_measure(simulate(cluster, commits, drawn, progress=False), first))
     return Prediction(
         title,

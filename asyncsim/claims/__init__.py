@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from asyncsim.claims.claim import Claim
 
 #: The lists of claims, each a module of this folder with ``CLAIMS``.
-ClaimList = Literal["gem", "agn", "lsgd", "parle", "gossip", "robust", "scaling"]
+ClaimList = Literal["gem", "agn", "lsgd", "parle", "gossip", "robust", "scaling", "ringmaster"]
 LISTS: tuple[ClaimList, ...] = get_args(ClaimList)
 
 

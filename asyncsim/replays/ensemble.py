@@ -18,7 +18,6 @@ from asyncsim.replays.attacked import warn_of_weakness
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.replay import (
     PRECISIONS,
-    SeveralProgramsError,
     check_replay,
     configuration,
     evaluation_stops,
@@ -26,9 +25,9 @@ from asyncsim.replays.replay import (
     replay,
     replayed_as,
     run_to_the_end,
-    running_of,
 )
 from asyncsim.replays.run import Run
+from asyncsim.replays.running import Running, SeveralProgramsError
 from asyncsim.replays.tuning import batches_members, default_device
 from asyncsim.traces.trace import Trace
 
@@ -60,8 +59,7 @@ def replay_ensemble(
         As in `asyncsim.replay`.
     batched : bool, optional
         Whether all runs are computed as one, in batches over them; by default where that is faster:
-        on accelerators, and on a CPU for problems of few parameters. Else they run one by one, as
-        do replays of several servers.
+        on accelerators, and on a CPU for problems of few parameters. Else they run one by one.
     **hyperparameters
         Of the factory. A list, tuple or array holds the values to combine; any other value is the
         same for all. If batched, the methods differ in numbers used in arithmetic alone.
@@ -118,14 +116,9 @@ def replay_ensemble(
         return replay_each()
     for method in grid.methods:
         recorders = check_replay(trace, method, problem, record)
-    if trace.servers > 1 and batched:
-        raise InputError(
-            f"batched = True: replays of several servers ({trace.servers}) run one by one; leave "
-            "batched out"
-        )
     runs, wanted = grid.runs(), batched
     if batched is None:
-        wanted = trace.servers == 1 and batches_members(problem.parameter_count)
+        wanted = batches_members(problem.parameter_count)
     if not wanted or len(runs) == 1:
         return replay_each()
     attack, trace = parse_attack(attack), trace.accepted
@@ -138,7 +131,7 @@ def replay_ensemble(
         computed = [(seed, member) for (seed, _), (member, _) in zip(runs, members, strict=True)]
         _, attacked = members[0]
         try:
-            running = running_of(trace, attacked, computed, recorders, ends, dtype, device, "batch")
+            running = Running(trace, attacked, computed, recorders, ends, dtype, device, "batch")
         except SeveralProgramsError as error:
             if not batched:
                 return replay_each()

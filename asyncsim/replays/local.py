@@ -36,13 +36,13 @@ class Constants(NamedTuple):
     Attributes
     ----------
     key, visits_key : jax.random.key
-        Of the problem's randomness, and of the visits of methods that draw.
+        Of the problem's randomness, and of the visits of methods that draw; ``()`` without draws.
     numbers : dict
         Hyper-parameters of the method by name, scalars.
     """
 
     key: Array
-    visits_key: Array
+    visits_key: Any
     numbers: dict[str, Array]
 
 

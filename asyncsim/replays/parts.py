@@ -1,199 +1,134 @@
-"""The plan of a replay whose messages are split among servers: the parts and their dependencies.
+"""The plan of a replay whose messages are split among servers: each shard has an ordinary plan.
 
 A *job* is a worker's computation. It reads each shard of the parameters at its own version, and
-its message is committed in *parts*, each at its shard's server. A position counts the accepted
-parts at all servers, in the order of their commits. A job can be computed at a position if all its
-reads and the last part of its worker's previous job lie before; it must be computed before its
-first part. So the cuts of `asyncsim.replays.waves` hold for parts: a piece computes its jobs at
-once, and then commits the parts of these and of earlier jobs.
+its message is committed in *parts*, each at its shard's server. The parts of a shard are the rows
+of an ordinary trace, whose local steps stand in a table. A *round* computes jobs and enters their
+local steps; then each shard commits its parts up to the first one of a later job.
 
-Within a piece the parts of a shard depend on each other, and not on other shards' parts.
+A position counts the accepted parts at all servers, in the order of their commits. A job can be
+computed at a position if all its reads and the last part of its worker's previous job lie before;
+it must be computed before its first part. So rounds are cut as the pieces of
+`asyncsim.replays.waves`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from asyncsim.methods.method import Method, Visit
+from asyncsim.methods.method import Method
 from asyncsim.problems.partition import Partition, partition
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.plan import Minibatches, chunk_size, places, visits_at
-from asyncsim.replays.state import Layout
-from asyncsim.replays.suitable import require_replies
+from asyncsim.replays.plan import Minibatches, Plan, chunk_size, members, visits_at
+from asyncsim.replays.state import JobPieces, Layout, PlannedRounds
 from asyncsim.replays.tuning import Form, tuning
-from asyncsim.replays.waves import Reads, allocate, cut, previous_commit
-from asyncsim.traces.columns import ACCEPTED
+from asyncsim.replays.waves import Reads, Waves, allocate, cut, find_waves, previous_commit
+from asyncsim.traces.columns import ACCEPTED, APPLIED, arrays_of, table_of
 from asyncsim.traces.trace import Trace
 
-#: Jobs and parts of each shard in a piece of the form "single", which computes them one by one.
-_SINGLE_PIECE = 4
+#: Jobs in a round of the form "single", which computes them one by one.
+_SINGLE_ROUND = 4
 
 
-class Dependencies(NamedTuple):
-    """The dependencies of the accepted parts; arrays have shape ``[parts]`` unless noted.
+class Jobs(NamedTuple):
+    """The jobs of a trace, in the order of their first parts, and their accepted parts.
 
     Attributes
     ----------
-    shard, job : int array
-        Jobs are numbered in the order of their first parts.
-    worker, number, first, last : int array, shape ``[jobs]``
-        The worker of each job and the job's number among the worker's own; the positions of its
-        first and last part.
+    table : pandas.DataFrame
+        Of each job its ``worker``, its number among the worker's own, ``job``, ``local_steps``, and
+        the positions of its ``first`` and ``last`` part.
+    parts : pandas.DataFrame
+        As of `Trace.parts`, with ``push_read`` and the ``number`` of the job.
+    read : int array, shape ``[jobs, shards]``
+        The rows of `Trace.reads` with the versions that the job reads.
+    of_message : int array, shape ``[messages]``
+        The job of each message.
     parts_at_end : int array, shape ``[messages]``
         The number of parts at the end of each message; a message may end with a discarded part.
-    message_job : int array, shape ``[messages]``
-    read_slot : int array, shape ``[jobs, shards]``
-        The slot of the shard with the version that the job reads.
-    push_slot : int array
-        The slot of the version with which the part is formed.
-    write_slot : int array
-        The slot of the version that the part completes; ``slots`` if no job reads it.
-    slots : tuple of int
-        For each shard.
-    reads : {"after", "separate"}
-        Whether each read is of the version that the worker's previous part completed.
-    separate_pushes : bool
-        Whether some part is formed with another version than the one before its commit.
-    depends_on : int array
+    depends_on : int array, shape ``[parts]``
         Running maximum of the first position at which the part's job can be computed.
     """
 
-    shard: np.ndarray
-    job: np.ndarray
-    worker: np.ndarray
-    number: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
+    table: pd.DataFrame
+    parts: pd.DataFrame
+    read: np.ndarray
+    of_message: np.ndarray
     parts_at_end: np.ndarray
-    message_job: np.ndarray
-    read_slot: np.ndarray
-    push_slot: np.ndarray
-    write_slot: np.ndarray
-    slots: tuple[int, ...]
-    reads: str
-    separate_pushes: bool
     depends_on: np.ndarray
 
 
-def find_parts(trace: Trace) -> Dependencies:
-    """Find the dependencies of a trace's accepted parts; the trace is an accepted one."""
-    all_parts = trace.parts
-    is_accepted = all_parts["outcome"].isin(ACCEPTED).to_numpy()
-    parts = {name: column.to_numpy() for name, column in all_parts[is_accepted].items()}
-    shard, servers, position = parts["shard"], trace.servers, np.arange(is_accepted.sum())
-    jobs_of_worker = int(trace.reads["job"].max()) + 1
-
-    def key(table: Any) -> Any:
-        return table["worker"] * jobs_of_worker + table["job"]
-
-    job, keys = pd.factorize(key(parts))
-    (worker, number), by_key = np.divmod(keys, jobs_of_worker), pd.Index(keys)
-    newest = np.maximum.accumulate(job)
-    first, last = np.flatnonzero(np.diff(newest, prepend=-1)), np.zeros(len(keys), int)
-    last[job] = position  # of equal indices the last assignment stays
-    message_job = by_key.get_indexer(key(trace.frame))
-    ended = all_parts[all_parts["commit"] >= 0].groupby("commit")["part"].max().to_numpy()
-    # At one instant a message may be complete before an earlier row is: then with that row.
-    parts_at_end = np.maximum.accumulate(np.cumsum(is_accepted)[ended])
-    reads = trace.reads[trace.reads["shard"] >= 0]
-    reader = by_key.get_indexer(key(reads))
-    read_version = np.zeros((len(keys), servers), int)
-    read_version[reader[reader >= 0], reads["shard"][reader >= 0]] = reads["version"][reader >= 0]
-    before = parts["version"] - (parts["outcome"] == "applied")
-    separate_pushes = bool((parts["push_version"] != before).any())
+def find_jobs(trace: Trace) -> Jobs:
+    """Find the jobs with accepted parts; the trace is an accepted one."""
+    assert trace.cluster is not None
+    push_read = trace.messages.loc[trace.messages["commit_time"].notna(), "push_read"]
+    every, of_job = trace.parts.assign(push_read=push_read.to_numpy()), ["worker", "job"]
+    is_accepted = every["outcome"].isin(ACCEPTED).to_numpy()
+    parts = every[is_accepted].reset_index(drop=True)
+    position = parts.assign(position=parts.index).groupby(of_job, sort=False)["position"]
+    number, table = position.ngroup(), position.agg(first="min", last="max").reset_index()
+    worker, first, last = (table[name].to_numpy() for name in ("worker", "first", "last"))
+    index = pd.MultiIndex.from_frame(table[of_job])
+    read = trace.reads.reset_index().pivot(index=of_job, columns="shard", values="index")
+    read = read.loc[index, range(trace.servers)].to_numpy(int)
+    # A job is computed after the commits that it reads, and after its worker's previous job.
     previous = previous_commit(worker)
-    # The position after which the versions of each shard exist, and the last one that needs them.
-    read_slot, push_slot, write_slot = np.zeros_like(read_version), 0 * job, 0 * job
-    need, slots, is_after = np.where(previous >= 0, last[previous] + 1, 0), [], True
-    for server in range(servers):
-        positions = np.flatnonzero(shard == server)
-        completes = positions[parts["outcome"][positions] == "applied"]
-        exists_at = np.r_[0, completes + 1]
-        versions = read_version[:, server]
-        last_use = np.full(len(exists_at), -1)
-        part_at = first.copy()  # a job whose part is discarded reads the shard for its gradient
-        part_at[job[positions]] = positions
-        np.maximum.at(last_use, versions, np.maximum(first, part_at))
-        if separate_pushes:
-            np.maximum.at(last_use, parts["push_version"][positions], positions)
-        # Unread versions share one more slot.
-        is_used = last_use >= 0
-        slot, count = allocate(exists_at[is_used], last_use[is_used])
-        slot_of = np.full(len(exists_at), count)
-        slot_of[is_used] = slot
-        slots.append(count)
-        read_slot[:, server] = slot_of[versions]
-        push_slot[positions] = slot_of[parts["push_version"][positions]]
-        write_slot[positions] = count
-        write_slot[completes] = slot_of[1:]
-        read_at = exists_at[versions]
-        np.maximum(need, read_at, out=need)
-        after_previous = np.where(previous >= 0, part_at[previous] + 1, 0)
-        is_after &= bool((read_at == after_previous).all())
-    depends_on = np.maximum.accumulate(np.where(first[job] == position, need[job], 0))
-    return Dependencies(
-        shard,
-        job,
-        worker,
-        number,
-        first,
-        last,
-        parts_at_end,
-        message_job,
-        read_slot,
-        push_slot,
-        write_slot,
-        tuple(slots),
-        "after" if is_after else "separate",
-        separate_pushes,
-        depends_on,
+    need = np.where(previous >= 0, last[previous] + 1, 0)
+    for shard, version in enumerate(trace.reads["version"].to_numpy()[read].T):
+        completes = (parts["shard"] == shard) & (parts["outcome"] == "applied")
+        need = np.maximum(need, np.r_[0, 1 + np.flatnonzero(completes)][version])
+    ended = every[every["commit"] >= 0].groupby("commit")["part"].max()
+    is_first = first[number] == parts.index
+    return Jobs(
+        table.assign(local_steps=np.array(trace.cluster.windows)[worker]),
+        parts.assign(number=number),
+        read,
+        index.get_indexer(pd.MultiIndex.from_frame(trace.frame[of_job])),
+        # At one instant a message may be complete before an earlier row is: then with that row.
+        np.maximum.accumulate(np.cumsum(is_accepted)[ended]),
+        np.maximum.accumulate(np.where(is_first, need[number], 0)),
     )
 
 
-class PartsOfPiece(NamedTuple):
-    """The parts of a shard in consecutive pieces; leaves have leading axes ``pieces, piece_size``.
+def trace_of_shard(trace: Trace, jobs: Jobs, shard: int) -> tuple[Trace, np.ndarray, np.ndarray]:
+    """Return a shard as an ordinary trace: its parts, and rows of all other jobs behind the end.
 
-    ``size`` has shape ``[pieces]``, and ``message_slot`` is where the message of the part waits.
+    The other jobs only read the shard: their part is discarded, or comes after the end.
+
+    Returns
+    -------
+    trace : Trace
+    job : int array, shape ``[rows]``
+    used_at : int array, shape ``[rows]``
+        The row before which the read is used for the last time.
     """
+    parts = jobs.parts[jobs.parts["shard"] == shard]
+    others = np.setdiff1d(jobs.table.index, parts["number"])
+    job = np.r_[parts["number"], others]
+    outcome, push_read, time = arrays_of(parts, "outcome", "push_read", "commit_time")
+    outcome = np.r_[outcome, np.full(len(others), APPLIED)]
+    steps = {
+        **jobs.table.iloc[job],
+        "read": jobs.read[job, shard],
+        "push_read": np.r_[push_read, np.full(len(others), -1)],
+        "commit_time": np.r_[time, np.full(len(others), np.nan)],
+        "outcome": outcome,
+        "version": np.cumsum(outcome == APPLIED),
+    }
+    tables = table_of("steps", steps), trace.reads, trace.messages.head(0), trace.absences
+    first = jobs.table["first"].to_numpy()[others]
+    used_at = np.r_[: len(parts), np.searchsorted(parts.index, first)]
+    return Trace(trace.source, *tables), job, used_at
 
-    size: Any
-    visit: Visit
-    message_slot: Any
-    read_slot: Any
-    push_slot: Any
-    write_slot: Any
 
-
-class ShardedPieces(NamedTuple):
-    """The plan of consecutive pieces; leaves have a leading axis ``pieces``.
-
-    Attributes
-    ----------
-    size : int array, shape ``[pieces]``
-        Jobs in the piece.
-    visit : Visit
-        Of the first part of each job, ``[pieces, piece_size]``.
-    job, message_slot : int array, shape ``[pieces, piece_size]``
-        The number of each job among its worker's own, and the slot that its message waits in.
-    read_slot : int array, shape ``[pieces, piece_size, shards]``
-    rows : int array
-        The examples of each job.
-    parts : tuple of PartsOfPiece
-        For each shard.
-    complete : int array, shape ``[pieces, messages]``
-        The slots of the messages that are complete after the piece.
-    """
-
-    size: Any
-    visit: Visit
-    job: Any
-    message_slot: Any
-    read_slot: Any
-    rows: Any
-    parts: tuple[PartsOfPiece, ...]
-    complete: Any
+def waves_of_servers(trace: Trace) -> list[Waves]:
+    """Find the dependencies of each server's commits; the trace is an accepted one."""
+    if trace.servers == 1:
+        return [find_waves(trace)]
+    jobs = find_jobs(trace)
+    shards = (trace_of_shard(trace, jobs, shard) for shard in range(trace.servers))
+    return [find_waves(of_shard, used_at=used_at) for of_shard, _, used_at in shards]
 
 
 def partition_of(problem: Problem, servers: int | Sequence[str]) -> Partition:
@@ -205,7 +140,7 @@ def partition_of(problem: Problem, servers: int | Sequence[str]) -> Partition:
 
 
 class ShardedPlan:
-    """The accepted parts of a trace cut into pieces, and their arrays chunk by chunk.
+    """The rounds of a trace, and their arrays chunk by chunk.
 
     Parameters and attributes as of `asyncsim.replays.plan.Plan`; ``stops`` count messages, and no
     recorder looks at whole vectors.
@@ -221,138 +156,120 @@ class ShardedPlan:
         dtype: Any,
         device: Any,
         form: Form,
+        same_reply: bool = False,
     ):
         assert trace.cluster is not None and not look_every
-        self._parts = parts = find_parts(trace)
+        self._trace, self._dtype = trace, dtype
+        self._jobs = jobs = find_jobs(trace)
         self.stops = stops
         self.restores: list[Any] = []
         self.changes: dict[int, Any] = {}
         self.looks, self.looked_at = np.zeros((0, len(trace)), bool), np.zeros(len(trace), bool)
-        self._shards = partition_of(problem, trace.cluster.servers)
-        self._of_shard = [np.flatnonzero(parts.shard == shard) for shard in range(trace.servers)]
-        kinds = [Reads(positions + 1, positions) for positions in (parts.first, *self._of_shard)]
-        tuned = tuning(device.platform, problem.parameter_count)
-        sizes = tuned.piece_sizes if form == "batch" else (_SINGLE_PIECE,)
-        starts = self._position(stops)
+        self._partition = partition_of(problem, trace.cluster.servers)
+        tuned, starts = tuning(device.platform, problem.parameter_count), self._position(stops)
+        first, last = (jobs.table[name].to_numpy() for name in ("first", "last"))
+        sizes = tuned.piece_sizes if form == "batch" else (_SINGLE_ROUND,)
 
-        def cuts(size: int) -> np.ndarray:
-            return cut(parts, len(parts.job), tuple(kinds), size, starts)
+        def cut_in(size: int) -> np.ndarray:
+            return cut(jobs, len(jobs.parts), (Reads(first + 1, first),), size, starts)
 
-        self.piece_size = min(
-            sizes, key=lambda size: (len(cuts(size)) - 1) * (size + tuned.piece_overhead)
-        )
-        self._cuts = cuts(self.piece_size)
-        self._form: Form = "single" if self.piece_size == 1 and device.platform == "cpu" else form
-        self._chunk = chunk_size(self._cuts, starts, tuned.chunk)
-        #: The messages that are complete before each piece.
-        self._complete = np.searchsorted(parts.parts_at_end, self._cuts, side="right")
-        self._most_complete = int(np.diff(self._complete).max())
-        end = parts.last.copy()
-        np.maximum.at(end, parts.message_job, parts.parts_at_end - 1)
-        piece = np.searchsorted(self._cuts, parts.first, side="right") - 1
-        self._message_slot, self._message_slots = allocate(self._cuts[piece], end)
-        self._minibatches = Minibatches(problem, seeds, trace.workers, trace.window)
-        self._dtype, self._trace = dtype, trace
-        self._columns = self._visit_columns(trace)
+        size = min(sizes, key=lambda size: len(cut_in(size)) * (size + tuned.piece_overhead))
+        self._cuts = cuts = cut_in(size)
+        self._chunk = chunk_size(cuts, starts, tuned.chunk)
+        #: The messages that are complete before each round.
+        self._complete = np.searchsorted(jobs.parts_at_end, cuts, side="right")
+        end = last.copy()
+        np.maximum.at(end, jobs.of_message, jobs.parts_at_end - 1)
+        begin = cuts[np.searchsorted(cuts, first, side="right") - 1]
+        self._place, self._places = allocate(begin, end)
+        # A piece has all jobs of a round; in the form "single" one.
+        self._form, job_ends = form, np.searchsorted(first, cuts)
+        self._size, self._job_cuts = size, np.unique(job_ends)
+        if form == "single":
+            self._size, self._job_cuts = 1, np.arange(len(first) + 1)
+        #: The pieces of jobs, and of each shard, before each round.
+        self._ends = [np.searchsorted(self._job_cuts, job_ends)]
+        self._plans, read_slots = list[Plan](), []
+        step = jobs.table.groupby("worker").cumcount().to_numpy()
+        first_shard = jobs.parts["shard"].to_numpy()[first]
+        self._columns: dict[str, Any] = {}
+        for shard in range(trace.servers):
+            of_shard, job, used_at = trace_of_shard(trace, jobs, shard)
+            of_rounds = np.searchsorted(np.flatnonzero(jobs.parts["shard"] == shard), cuts)
+            plan = Plan(
+                *(of_shard, problem, seeds, of_rounds, (), dtype, device, form, same_reply),
+                examples=_looking_up(self._place[job]),
+                used_at=used_at,
+            )
+            plan.columns["worker_step"] = step[job]
+            row = np.argsort(job)
+            # The visit of a job is that of its first part.
+            for name, column in plan.columns.items():
+                of_others = self._columns.get(name, 0)
+                self._columns[name] = np.where(first_shard == shard, column[row], of_others)
+            read_slots.append(plan.waves.slot[row])
+            self._plans.append(plan)
+            self._ends.append(np.searchsorted(plan.cuts, of_rounds))
+        self._read_slots = np.stack(read_slots, -1)
+        self._minibatches = Minibatches(problem, seeds, trace.workers, trace.window, jobs.table)
 
     @property
     def sizes(self) -> dict[str, Any]:
         """The sizes of the replay's state."""
-        slots = {"slots": self._parts.slots, "message_slots": self._message_slots}
-        return {**slots, "workers": self._trace.workers}
+        slots = tuple((plan.waves.slots, plan.waves.push_slots) for plan in self._plans)
+        return {"workers": self._trace.workers, "slots": slots, "places": self._places}
 
     def layout(self, method: Method) -> Layout:
         """Return the program's layout; raise InputError if the method's reply cannot be exact."""
-        # A server forms a reply in the visit that commits a part, for every method.
-        require_replies(method._replace(same_reply=False), self._parts.reads)
         return Layout(
             form=self._form,
-            piece_size=self.piece_size,
+            piece_size=self._size,
             workers=self._trace.workers,
-            reads="after",
-            separate_pushes=self._parts.separate_pushes,
+            reads="none",
             window=self._trace.window,
             windows_differ=self._trace.windows_differ,
-            version_messages=1 if method.combine is None else self._columns["messages"].max(),
-            shards=self._shards,
+            partition=self._partition,
+            shards=tuple(plan.layout(method) for plan in self._plans),
         )
 
-    def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, ShardedPieces]]:
-        """Yield the messages that are complete before and after a chunk's pieces, and the pieces'
+    def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, PlannedRounds]]:
+        """Yield the messages that are complete before and after a chunk's rounds, and the rounds'
         arrays.
         """
         first, last = np.searchsorted(self._cuts, self._position(np.array([start, stop])))
-        for index in range(first, last, self._chunk):
-            end = min(index + self._chunk, last)
-            yield self._complete[index : end + 1], self._pieces(index, end)
+        for begin in range(first, last, self._chunk):
+            end = min(begin + self._chunk, last)
+            yield self._complete[begin : end + 1], self._rounds(np.array([begin, end]))
 
     def _position(self, messages: np.ndarray) -> np.ndarray:
         """Return the number of parts at the end of a number of messages."""
-        return np.r_[0, self._parts.parts_at_end][messages]
+        return np.r_[0, self._jobs.parts_at_end][messages]
 
-    def _visit_columns(self, trace: Trace) -> dict[str, np.ndarray]:
-        """Return the fields of each part's visit: its server counts the parts of its shard."""
-        parts, table = self._parts, trace.parts
-        table = table[table["outcome"].isin(ACCEPTED)]
-        job, count = parts.job, len(parts.job)
-        assert trace.cluster is not None
-        step = pd.Series(parts.worker).groupby(parts.worker).cumcount().to_numpy()
-        columns = {
-            "staleness": table["staleness"].to_numpy(),
-            "worker": parts.worker[job],
-            "worker_step": step[job],
-            "time": table["commit_time"].to_numpy(),
-            "local_steps": np.array(trace.cluster.windows)[parts.worker[job]],
-            "completes": (table["outcome"] == "applied").to_numpy(),
-            **{name: np.zeros(count, int) for name in ("commit", "place", "messages")},
-            "workers": np.full(count, trace.workers),
-        }
-        for positions in self._of_shard:
-            of_shard = places(columns["completes"][positions])
-            for name, values in {"commit": np.arange(len(positions)), **of_shard}.items():
-                columns[name][positions] = values
-        return columns
+    def _rounds(self, bounds: np.ndarray) -> PlannedRounds:
+        """Fill in the arrays of consecutive rounds, padded to a whole chunk."""
+        rounds = members(bounds, 0, True, self._chunk)
 
-    def _visits(self, part: np.ndarray) -> Visit:
-        return visits_at(self._columns, part, self._dtype)
+        def of_rounds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return members(ends, *rounds, int(np.diff(ends).max(initial=1)))
 
-    def _pieces(self, first: int, last: int) -> ShardedPieces:
-        """Fill in the arrays of consecutive pieces, padded to a whole chunk."""
-        parts, cuts = self._parts, self._cuts[first : last + 1]
-
-        def members(positions: np.ndarray, room: int) -> tuple[Any, np.ndarray, np.ndarray]:
-            """Return the number of entries in each piece, and their indices, padded with zero."""
-            begin = np.searchsorted(positions, cuts)
-            size: Any = np.zeros(self._chunk, np.int32)
-            size[: last - first] = np.diff(begin)
-            valid = np.arange(room) < size[:, None]
-            index = np.zeros(valid.shape, int)
-            index[valid] = np.arange(begin[0], begin[-1])
-            return size, index, valid
-
-        size, job, valid = members(parts.first, self.piece_size)
-        jobs = parts.worker[job], parts.number[job], self._columns["local_steps"][parts.first[job]]
-        of_shards = []
-        for positions in self._of_shard:
-            count, index, _ = members(positions, self.piece_size)
-            part = positions[index]
-            slots = (
-                self._message_slot[parts.job[part]],
-                parts.read_slot[parts.job[part], parts.shard[part]],
-                parts.push_slot[part],
-                parts.write_slot[part],
-            )
-            slots = tuple(slot.astype(np.int32) for slot in slots)
-            of_shards.append(PartsOfPiece(count, self._visits(part), *slots))
-        _, index, _ = members(parts.parts_at_end - 1, self._most_complete)
-        message_slot = self._message_slot[parts.message_job[index]]
-        return ShardedPieces(
-            size,
-            self._visits(parts.first[job]),
-            parts.number[job].astype(np.int32),
-            self._message_slot[job].astype(np.int32),
-            parts.read_slot[job].astype(np.int32),
-            self._minibatches.rows(jobs, valid),
-            tuple(of_shards),
-            message_slot.astype(np.int32),
+        of_jobs, *of_shards = map(of_rounds, self._ends)
+        job, valid = members(self._job_cuts, *of_jobs, self._size)
+        message, _ = of_rounds(self._complete)
+        jobs = JobPieces(
+            valid.sum(-1).astype(np.int32),
+            visits_at(self._columns, job, self._dtype),
+            self._jobs.table["job"].to_numpy()[job].astype(np.int32),
+            self._minibatches.rows(job, valid),
+            self._place[job].astype(np.int32),
+            self._read_slots[job].astype(np.int32),
         )
+        return PlannedRounds(
+            jobs,
+            tuple(plan.pieces(*of) for plan, of in zip(self._plans, of_shards, strict=True)),
+            self._place[self._jobs.of_message[message]].astype(np.int32),
+        )
+
+
+def _looking_up(place: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Return the function from the rows of a shard's trace to their places in the table."""
+    return lambda row, valid: place[row].astype(np.int32)

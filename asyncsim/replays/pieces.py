@@ -6,15 +6,11 @@ and its rows are scattered. For an accelerator XLA fuses the commits of a method
 element by element into one kernel. Padding is computed too, also by the method's functions, and
 dropped.
 
-On a CPU, vectors of more than a few parameters have pieces of one commit (the form "single"), whose
-rows are moved by dynamic slices; gathers and scatters copy all of the state there. XLA also copies
-it wherever it fuses the read of a row with operations after a write: hence reading, and committing
-and writing, are loops of one turn. To XLA they are loops of unknown length, and it fuses nothing
-across their ends.
+On a CPU, vectors of more than a few parameters have pieces of one commit (the form "single"), see
+`asyncsim.replays.rows`.
 """
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,22 +18,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.methods.method import Array, Inbox, Memories, Method, Visit
+from asyncsim.methods.method import Array, Memories, Visit
 from asyncsim.replays.central import Sent, honest_part
 from asyncsim.replays.lives import lose_message, lose_worker, return_worker
-from asyncsim.replays.local import Constants, LocalResult, MakeParts, Parts
+from asyncsim.replays.local import Constants, Flat, LocalResult, MakeParts, Parts
 from asyncsim.replays.observing import columns, observe
 from asyncsim.replays.plan import visit_key
 from asyncsim.replays.recorders import Commit
+from asyncsim.replays.rows import gather, over_commits, put_rows, put_separate, tied
 from asyncsim.replays.state import (
-    GossipOfPiece,
     Layout,
     Pieces,
-    ReadsOfPiece,
     Recorders,
     ReplayState,
-    Start,
     WorkerRow,
+    initial_state,
 )
 from asyncsim.replays.step import ServerState, StepInputs, StepOutputs, begin, finish
 from asyncsim.replays.waves import Change
@@ -49,9 +44,8 @@ Over = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
 class InPieces:
     """Computes commits on a state whose rows are in one array: forms "batch" and "single".
 
-    ``parts`` makes the functions of the method of numbers; ``make`` is
-    `asyncsim.replays.state.initial_state`, from numbers, the start, the problem's state and sizes;
-    ``over`` maps functions over the members of an ensemble.
+    ``parts`` makes the functions of the method of numbers; ``flat`` converts between the problem's
+    tree and the vector; ``over`` maps functions over the members of an ensemble.
     """
 
     def __init__(
@@ -60,17 +54,24 @@ class InPieces:
         recorders: Recorders,
         layout: Layout,
         device: Any,
-        make: Callable[..., ReplayState],
+        flat: Flat,
         over: Over,
     ):
-        self._device, self._make, self._over = device, make, over
-        self._initial: dict[Any, Callable[..., ReplayState]] = {}
-        shape = _numbers_shape(recorders, layout)
+        self._over = over
+
+        def first(numbers: Any, *arguments: Any, **sizes: Any) -> ReplayState:
+            sizes["version_messages"] = layout.version_messages
+            return initial_state(parts(numbers).method, recorders, flat, *arguments, **sizes)
+
+        #: Builds the state at version zero.
+        self.initial_state = starting(first, device, over)
+        shape = layout.piece_size, len(columns(recorders))
         #: The numbers have shape ``[pieces, piece_size, columns]``.
         self.advance = in_turn(
-            lambda numbers: _Piece(parts(numbers), recorders, layout).run,
+            lambda numbers: Piece(parts(numbers), recorders, layout).run,
             lambda state, pieces: jnp.zeros((len(pieces.size), *shape), state.central.dtype),
             over,
+            axes_of(Pieces),
         )
 
         def jitted(change: Callable[..., ReplayState], *axes: Any) -> Callable[..., ReplayState]:
@@ -84,17 +85,6 @@ class InPieces:
             "end": jitted(lose_worker, None, None),
             "begin": jitted(return_worker, None, None, 0),
         }
-
-    def initial_state(
-        self, numbers: Any, start: Start, problem_state: Any, **sizes: int
-    ) -> ReplayState:
-        """Build the state at version zero on its device."""
-        key = tuple(sizes.values())
-        if key not in self._initial:
-            make = self._over(functools.partial(self._make, **sizes), (0, 0, None))
-            on_device = jax.sharding.SingleDeviceSharding(self._device)
-            self._initial[key] = jax.jit(make, out_shardings=on_device)
-        return self._initial[key](numbers, start, problem_state)
 
     def server_of(self, state: ReplayState) -> Any:
         """Copy the server's states, which it restores after an outage."""
@@ -133,6 +123,20 @@ class InPieces:
         return state.workers.learner.problem
 
 
+def starting(make: Callable[..., Any], device: Any, over: Over) -> Callable[..., Any]:
+    """Return the function that builds the first state on its device.
+
+    From numbers, the start, the problem's state and sizes, as ``make``; compiled for each sizes.
+    """
+
+    @functools.cache
+    def compiled(**sizes: Any) -> Callable[..., Any]:
+        first = over(functools.partial(make, **sizes), (0, 0, None))
+        return jax.jit(first, out_shardings=jax.sharding.SingleDeviceSharding(device))
+
+    return lambda *arguments, **sizes: compiled(**sizes)(*arguments)
+
+
 def axes_of(kind: Any) -> Any:
     """Return the axes of members of planned pieces: only the examples differ between members."""
     return kind(**{name: 0 if name == "rows" else None for name in kind._fields})
@@ -161,16 +165,17 @@ def keyed(pieces: Any, constants: Constants) -> Any:
 def in_turn(
     build: Callable[[Any], Callable[..., Any]],
     room: Callable[[Any, Any], Array],
-    over: Over = lambda function, axes: function,
+    over: Over,
+    axes: Any,
 ) -> Callable[..., Any]:
-    """Return the jitted function that runs pieces one after the other.
+    """Return the jitted function that runs pieces, or rounds of them, one after the other.
 
     From the state (donated), the training data, the constants of the run, planned pieces and the
     number of them to run, to the state and the numbers of each piece. Not donated, the state would
     be copied at each chunk.
 
     ``build``: from the method's numbers to the function that runs a piece. ``room``: from the state
-    and the pieces to zeros in the place of all numbers.
+    and the pieces to zeros in the place of all numbers. ``axes``: of members of the pieces.
     """
 
     def advance(state: Any, data: Any, constants: Constants, pieces: Any, count: Array) -> Any:
@@ -185,12 +190,7 @@ def in_turn(
         # A traced count: a shorter last chunk runs the same program.
         return jax.lax.fori_loop(0, count, run_next, (state, room(state, pieces)))
 
-    return jax.jit(over(advance, (0, None, 0, axes_of(Pieces), None)), donate_argnums=0)
-
-
-def _numbers_shape(recorders: Recorders, layout: Layout) -> tuple[int, ...]:
-    """Return the shape of a piece's numbers, ``[piece_size, columns]``."""
-    return layout.piece_size, len(columns(recorders))
+    return jax.jit(over(advance, (0, None, 0, axes, None)), donate_argnums=0)
 
 
 class _Carried(NamedTuple):
@@ -203,31 +203,7 @@ class _Carried(NamedTuple):
     memory: Any
 
 
-def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) -> StepInputs:
-    """Gather the inputs of a piece's commits; leaves have an axis of commits."""
-    single = layout.form == "single"
-    meets = method.meet is not None
-
-    def read(index: Any) -> tuple[WorkerRow, Any, Any, Any]:
-        worker, slot, push_slot, gossip = index
-        received: Any = ()
-        if method.mix is not None:
-            received = _inbox(state.messages, gossip, single, method.sees_messages)
-        elif meets:
-            # Without a partner any row will do: `meet` drops it.
-            received = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
-        pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
-        read_vector = _take_read(state.read, slot, layout) if layout.reads != "none" else ()
-        return _take(state.workers, worker, single), read_vector, pulled, received
-
-    index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
-    row, vectors, pulled, received = in_own_loop(single, piece.size, read, index)
-    partner = piece.gossip.partner if meets else ()
-    visit = piece.visit._replace(delays=_delays(layout, piece.visit))
-    return StepInputs(visit, row, vectors, pulled, received, partner, piece.fresh)
-
-
-class _Piece:
+class Piece:
     """The program of a piece: its gradients at once, then its commits in order."""
 
     def __init__(self, parts: Parts, recorders: Recorders, layout: Layout):
@@ -236,7 +212,7 @@ class _Piece:
         self._restart = None if layout.gossip else restart
         self._layout = layout
         self._size, self._single = layout.piece_size, layout.form == "single"
-        self._shape = _numbers_shape(recorders, layout)
+        self._shape = layout.piece_size, len(columns(recorders))
         self._of_workers, self._shared = (
             [recorder for recorder in recorders if recorder.shared == shared]
             for shared in (False, True)
@@ -246,7 +222,7 @@ class _Piece:
         self, state: ReplayState, data: Any, key: Array, piece: Pieces
     ) -> tuple[ReplayState, Array]:
         """Run the piece; return the next state and the commits' numbers."""
-        arguments = piece, *self._compute(state, data, key, piece)
+        arguments = piece, *self.compute(state, data, key, piece)
         if not self._single:
             return self._commit_and_write(state, *arguments)
 
@@ -256,16 +232,7 @@ class _Piece:
         no_numbers = jnp.zeros(self._shape, state.central.dtype)
         return jax.lax.fori_loop(0, piece.size, turn, (state, no_numbers))
 
-    def _over_commits(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Map a function over commits; a single one is computed without the axis of commits."""
-        # A batch of one would still make grouped convolutions and batched products, which are slow.
-        if self._size > 1:
-            return jax.vmap(function)(*arguments)
-        return jax.tree.map(
-            lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], arguments))
-        )
-
-    def _compute(
+    def compute(
         self, state: ReplayState, data: Any, key: Array, piece: Pieces
     ) -> tuple[StepInputs, Array, LocalResult]:
         """Take the local steps of all commits; return their inputs, starts and results."""
@@ -278,7 +245,7 @@ class _Piece:
             return inputs, start, self._local(data, key, start, learner, visit, job, rows)
 
         inputs = gather(self._method, self._layout, state, piece)
-        return self._over_commits(of_commit, inputs, piece.job, piece.rows)
+        return over_commits(self._size, of_commit, inputs, piece.job, piece.rows)
 
     def _commit_and_write(
         self,
@@ -291,14 +258,14 @@ class _Piece:
         # Padding beyond the piece's size: computed like commits, and masked wherever it would
         # write.
         valid = jnp.arange(self._size, dtype=piece.size.dtype) < piece.size
-        end, outputs = self._commit(state, piece, valid, inputs, start, result)
+        end, outputs = self.commit(state, piece, valid, inputs, start, result)
         commits = outputs.commit
         states, shared, numbers = self._observe(state, inputs.row.recorders, valid, commits)
         row = WorkerRow(commits.worker, commits.memory, states, result.learner)
         state = self._write(state, piece, valid, inputs.partner, end, outputs, row)
         return state._replace(recorders=shared), numbers
 
-    def _commit(
+    def commit(
         self,
         state: ReplayState,
         piece: Pieces,
@@ -360,8 +327,8 @@ class _Piece:
         self, state: ReplayState, rows: Any, valid: Array, commits: Commit
     ) -> tuple[Any, Any, Array]:
         """Return the recorders' states, of the workers and shared, and the commits' numbers."""
-        after, numbers = self._over_commits(
-            functools.partial(observe, self._of_workers), rows, commits
+        after, numbers = over_commits(
+            self._size, functools.partial(observe, self._of_workers), rows, commits
         )
         if not self._shared:
             return after, state.recorders, numbers
@@ -395,8 +362,8 @@ class _Piece:
         if layout.reads not in ("separate", "none"):
             read = put(read, outputs.read, piece.slot)
         if layout.keeps_history:
-            read = _put_separate(read, end.history, piece.reads, layout)
-            push_read = _put_separate(push_read, end.history, piece.push_reads, layout)
+            read = put_separate(read, end.history, piece.reads, layout)
+            push_read = put_separate(push_read, end.history, piece.push_reads, layout)
         if method.meet is not None:
             # The partner's row first: without a partner it is the worker's row, written again
             # below.
@@ -416,134 +383,3 @@ class _Piece:
         return ReplayState(
             central, server, state.recorders, read, push_read, workers, messages, waiting
         )
-
-
-def tied(tree: Any, i: Array) -> Any:
-    """Hide from XLA that the tree is the same in each turn of a loop over ``i``.
-
-    Otherwise XLA moves work out of the loop: reads of rows of the state, which is then copied, or
-    passes over memory.
-    """
-
-    def tie(leaf: Array) -> Array:
-        # An index plus an opaque zero; a barrier keeps floats and keys unchanged to the last bit.
-        if jnp.issubdtype(leaf.dtype, jnp.integer):
-            return leaf + jnp.minimum(i, 0).astype(leaf.dtype)
-        return jax.lax.optimization_barrier((leaf, i))[0]
-
-    return jax.tree.map(tie, tree)
-
-
-def in_own_loop(single: bool, count: Array, function: Callable[[Any], Any], index: Any) -> Any:
-    """Call a function; in the form "single" within a branch that XLA does not fuse."""
-    if not single:
-        return function(index)
-    kinds = jax.eval_shape(function, index)
-
-    def never() -> Any:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kinds)
-
-    # The traced count, always 1 here, hides the choice of the branch.
-    return jax.lax.cond(count > 0, lambda: function(index), never)
-
-
-def _take(tree: Any, index: Array, single: bool) -> Any:
-    # A dynamic slice of one row; the gather below would copy all rows on a CPU.
-    if single:
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index[0], 1), tree)
-    return jax.tree.map(lambda leaf: leaf[index], tree)
-
-
-def _delays(layout: Layout, visit: Visit) -> Array:
-    """Return the staleness of each parameter of reads; where they are whole, of each read."""
-    if not layout.bounds:
-        return visit.staleness
-    delays: Any = visit.delays  # [piece_size, groups]
-    of_runs = [
-        jnp.broadcast_to(delays[:, owner, None], (len(delays), width))
-        for width, owner in zip(np.diff(layout.bounds).tolist(), layout.owners, strict=True)
-    ]
-    return jnp.concatenate(of_runs, axis=-1)
-
-
-def _take_read(read: Array, slot: Array, layout: Layout) -> Array:
-    """Return reads; one that is not whole has each run of parameters from the block's own slot."""
-    single = layout.form == "single"
-    if not layout.bounds:
-        return _take(read, slot, single)
-    parts = []
-    for (first, end), owner in zip(itertools.pairwise(layout.bounds), layout.owners, strict=True):
-        if single:
-            at = slot[0, owner], *[jnp.int32(0)] * (read.ndim - 2), jnp.int32(first)
-            parts.append(jax.lax.dynamic_slice(read, at, (1, *read.shape[1:-1], end - first)))
-        else:
-            parts.append(read[slot[:, owner], ..., first:end])
-    return jnp.concatenate(parts, axis=-1)
-
-
-def _inbox(messages: Any, gossip: GossipOfPiece, single: bool, one_by_one: bool) -> Any:
-    """Return the weighted sum of the messages that each commit takes up, or the messages."""
-    if one_by_one:
-
-        def rows(leaf: Array) -> Array:
-            if not single:
-                return leaf[gossip.sources]
-            take = functools.partial(jax.lax.dynamic_index_in_dim, leaf, keepdims=False)
-            return jax.lax.map(take, gossip.sources[0])[None]
-
-        return Inbox(jax.tree.map(rows, messages), gossip.weights, gossip.senders)
-    if not single:
-        return jax.tree.map(
-            lambda leaf: jnp.einsum(
-                "ij,ij...->i...", gossip.weights.astype(leaf.dtype), leaf[gossip.sources]
-            ),
-            messages,
-        )
-
-    def add(j: Array, total: Any) -> Any:
-        slot, weight = gossip.sources[0, j], gossip.weights[0, j]
-
-        def add_message(partial_sum: Array, leaf: Array) -> Array:
-            return partial_sum + weight.astype(leaf.dtype) * jax.lax.dynamic_slice_in_dim(
-                leaf, slot, 1
-            )
-
-        return jax.tree.map(add_message, total, messages)
-
-    zeros = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), messages)
-    return jax.lax.fori_loop(0, gossip.source_count[0], add, zeros)
-
-
-def put_rows(tree: Any, rows: Any, index: Array, valid: Array, single: bool) -> Any:
-    """Write the ``valid`` rows into the tree; their indices differ."""
-    if single:
-        return jax.tree.map(
-            lambda leaf, row: jax.lax.dynamic_update_slice_in_dim(leaf, row, index[0], 0),
-            tree,
-            rows,
-        )
-
-    def write(leaf: Array, row: Array) -> Array:
-        # Invalid rows get distinct indices beyond the end: they are dropped, and the promise of
-        # unique indices still holds.
-        places = jnp.where(valid, index, leaf.shape[0] + jnp.arange(valid.size, dtype=index.dtype))
-        return leaf.at[places].set(row, mode="drop", unique_indices=True)
-
-    return jax.tree.map(write, tree, rows)
-
-
-def _put_separate(array: Array, history: Array, reads: ReadsOfPiece, layout: Layout) -> Array:
-    """Write separate reads: the central variable after ``offset`` commits of the piece."""
-    if reads.slot.size == 0:
-        return array
-    if layout.form == "single":
-
-        def copy(i: Array, array: Array) -> Array:
-            row = jax.lax.dynamic_slice_in_dim(history, reads.offset[i], 1)
-            return jax.lax.dynamic_update_slice_in_dim(array, row, reads.slot[i], 0)
-
-        return jax.lax.fori_loop(0, reads.size, copy, array)
-    valid = jnp.arange(reads.slot.size, dtype=reads.size.dtype) < reads.size
-    # A slot that is freed within the piece may be written twice: only its last read stays.
-    is_overwritten = jnp.any(jnp.triu((reads.slot[:, None] == reads.slot) & valid, 1), axis=1)
-    return put_rows(array, history[reads.offset], reads.slot, valid & ~is_overwritten, single=False)

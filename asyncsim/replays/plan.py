@@ -1,12 +1,13 @@
 """The plan of a replay: the arrays of a trace's pieces, and the keys of its draws."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from asyncsim.base.streams import stream_key
 from asyncsim.methods.method import Array, Method, Visit
@@ -75,6 +76,18 @@ class Plan:
         See `asyncsim.replays.tuning`. A CPU computes batches of one commit in the form "single".
     same_reply : bool
         See `asyncsim.methods.Method`.
+    examples : function, optional
+        From commits and which of them are valid to `Pieces.rows`, in the place of minibatches.
+    used_at : int array, optional
+        Where rows of the trace beyond the last stop only read: for each row the last commit before
+        which its read is used.
+
+    Attributes
+    ----------
+    columns : dict of arrays
+        The fields of each commit's visit.
+    cuts : int array
+        The positions at which pieces start, and the end of the last.
     """
 
     def __init__(
@@ -88,8 +101,10 @@ class Plan:
         device: Any,
         form: Form,
         same_reply: bool = False,
+        examples: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+        used_at: np.ndarray | None = None,
     ):
-        self.waves = waves = find_waves(trace, same_reply)
+        self.waves = waves = find_waves(trace, same_reply, used_at)
         commits = len(trace)
         #: The commits that each of the recorders looks at.
         self.looks = np.zeros((len(look_every), commits), bool)
@@ -146,27 +161,28 @@ class Plan:
         # Where workers meet, a commit writes the rows of two workers: pieces of one commit.
         meets = waves.gossip is not None and bool((waves.gossip.partner >= 0).any())
         sizes = self._tuning.piece_sizes if form == "batch" and not meets else (1,)
-        self.piece_size, self._cuts = self._best_cut(kinds, starts, sizes)
+        self.piece_size, self.cuts = self._best_cut(kinds, starts, sizes)
         self._form: Form = "single" if self.piece_size == 1 and platform == "cpu" else form
         self.stops = stops
-        self._chunk = chunk_size(self._cuts, stops, self._tuning.chunk)
-        self._minibatches = Minibatches(problem, seeds, trace.workers, trace.window)
+        self._chunk = chunk_size(self.cuts, stops, self._tuning.chunk)
+        minibatches = Minibatches(problem, seeds, trace.workers, trace.window, trace.frame)
+        self._examples = examples or minibatches.rows
         names = ("staleness", "worker", "commit", "local_steps")
-        self._columns = {name: trace.frame[name].to_numpy() for name in names}
-        self._columns["time"] = trace.frame["commit_time"].to_numpy()
-        self._columns["worker_step"] = trace.worker_step
-        self._columns["workers"] = np.full(commits, trace.workers)
+        self.columns = {name: trace.frame[name].to_numpy() for name in names}
+        self.columns["time"] = trace.frame["commit_time"].to_numpy()
+        self.columns["worker_step"] = trace.worker_step
+        self.columns["workers"] = np.full(commits, trace.workers)
         if waves.gossip is not None:
-            self._columns["kept"] = waves.gossip.kept_share
+            self.columns["kept"] = waves.gossip.kept_share
         self._job = trace.frame["job"].to_numpy()
-        before = trace.frame["read_version"].to_numpy() + self._columns["staleness"]
+        before = trace.frame["read_version"].to_numpy() + self.columns["staleness"]
         completes = trace.frame["version"].to_numpy() > before
         # A restore drops the messages of an incomplete version: the next one begins there.
         restored_at = [position for position, *_ in self.restores]
-        self._columns["completes"] = completes
+        self.columns["completes"] = completes
         if trace.source.shards > 1:
-            self._columns["delays"] = before[:, None] - trace.group_versions()
-        self._columns |= places(completes, restored_at)
+            self.columns["delays"] = before[:, None] - trace.group_versions()
+        self.columns |= places(completes, [*restored_at, stops[-1]])
         self._workers = trace.workers
         self._dtype = dtype
         self._window = trace.window
@@ -198,7 +214,7 @@ class Plan:
             gossip=self.waves.gossip is not None,
             unrolled=self._tuning.unrolled,
             restarts=self.waves.fresh is not None or bool(self.changes),
-            version_messages=1 if method.combine is None else self._columns["messages"].max(),
+            version_messages=1 if method.combine is None else self.columns["messages"].max(),
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
@@ -207,15 +223,16 @@ class Plan:
         A chunk begins at each commit that a recorder looks at, and where the server's state is
         copied or restored or a worker's life changes.
         """
-        first, last = np.searchsorted(self._cuts, (start, stop))
-        cuts = self._cuts[first + 1 : last]
+        first, last = np.searchsorted(self.cuts, (start, stop))
+        cuts = self.cuts[first + 1 : last]
         host_work = [*self.changes, *(at for restore in self.restores for at in restore[:2])]
         begins_chunk = np.isin(cuts, host_work)
         begins = first + 1 + np.flatnonzero(self.looked_at[cuts] | begins_chunk)
         for begin, end in itertools.pairwise([first, *begins.tolist(), last]):
             for index in range(begin, end, self._chunk):
-                starts = self._cuts[index : min(index + self._chunk, end) + 1]
-                yield starts, self._pieces(starts)
+                bounds = np.array([index, min(index + self._chunk, end)])
+                starts = self.cuts[bounds[0] : bounds[1] + 1]
+                yield starts, self.pieces(*members(bounds, 0, True, self._chunk))
 
     def _best_cut(
         self, kinds: tuple[Reads, ...], starts: np.ndarray, sizes: Sequence[int]
@@ -238,33 +255,24 @@ class Plan:
     def _room(self, reads: Reads) -> int:
         return self._reads_of(self.piece_size) if len(reads.position) else 0
 
-    def _pieces(self, starts: np.ndarray) -> Pieces:
-        """Fill in the arrays of consecutive pieces, padded to a whole chunk."""
-        sizes: Any = np.zeros(self._chunk, np.int32)
-        sizes[: len(starts) - 1] = np.diff(starts)
-        begin = np.full(self._chunk, starts[-1])
-        begin[: len(starts) - 1] = starts[:-1]
-        valid = np.arange(self.piece_size) < sizes[:, None]
-        # Padding repeats the trace's first commit: valid values, whose results are dropped.
-        member = np.where(valid, begin[:, None] + np.arange(self.piece_size), 0)
-
+    def pieces(self, piece: np.ndarray, is_valid: np.ndarray) -> Pieces:
+        """Fill in the arrays of pieces; only the valid ones have commits."""
+        # Padding is the trace's first commit: valid values, whose results are dropped.
+        member, valid = members(self.cuts, piece, is_valid, self.piece_size)
+        begin, sizes = self.cuts[piece], valid.sum(-1)
         waves: Any = self.waves
-        visit = visits_at(self._columns, member, self._dtype)
+        visit = visits_at(self.columns, member, self._dtype)
         if self._counted is not None:
             visit = visit._replace(counted=self._counted.at(member))
-        worker, job, local_steps = (
-            column[member]
-            for column in (self._columns["worker"], self._job, self._columns["local_steps"])
-        )
         return Pieces(
-            size=sizes,
+            size=sizes.astype(np.int32),
             slot=waves.slot[member].astype(np.int32),
             push_slot=waves.push_slot[member].astype(np.int32),
             push_offset=self._push_offset(member, begin).astype(np.int32),
             fresh=() if waves.fresh is None else waves.fresh[member],
             visit=visit,
-            job=job.astype(np.int32),
-            rows=self._minibatches.rows((worker, job, local_steps), valid),
+            job=self._job[member].astype(np.int32),
+            rows=self._examples(member, valid),
             reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
             push_reads=_reads_of_pieces(
                 self._push_reads, begin, sizes, self._room(self._push_reads)
@@ -274,11 +282,11 @@ class Plan:
 
     def _push_offset(self, member: np.ndarray, begin: np.ndarray) -> Any:
         """Return the number of the piece's commits before each message's read; -1: before it."""
-        offset = self.waves.push[member] - begin[:, None]
+        offset = self.waves.push[member] - begin[..., None]
         if self.waves.restores is not None:
             # At a restore the piece begins with the restored variable: an older read of the same
             # position is in its slot.
-            restored = np.isin(begin, self.waves.restores.position)[:, None]
+            restored = np.isin(begin, self.waves.restores.position)[..., None]
             offset = np.where(
                 restored & (offset == 0) & ~self.waves.restores.push[member], -1, offset
             )
@@ -290,6 +298,29 @@ class Plan:
         return GossipOfPiece(
             *(table.astype(kinds.get(name, np.int32)) for name, table in tables.items())
         )
+
+
+def members(
+    ends: np.ndarray, group: Any, is_valid: Any, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the members of groups, and which places have one; all others have member 0.
+
+    Parameters
+    ----------
+    ends : int array, shape ``[all groups + 1]``
+        The first member of each group, and the end of the last.
+    group, is_valid : int and bool array, shape ``[*groups]``
+        Others than valid groups have no members.
+    width : int
+        The most members of a group.
+
+    Returns
+    -------
+    int and bool array, shape ``[*groups, width]``
+    """
+    member = ends[group][..., None] + np.arange(width)
+    has_member = member < ends[group + is_valid][..., None]
+    return np.where(has_member, member, 0), has_member
 
 
 def places(completes: np.ndarray, dropped_at: Sequence[int] = ()) -> dict[str, np.ndarray]:
@@ -337,30 +368,35 @@ def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int,
 
 
 def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: int) -> Any:
-    """Return the separate reads of each piece, ``[pieces, room]``."""
+    """Return the separate reads of each piece, ``[*pieces, room]``."""
     first = np.searchsorted(reads.position, begin, side="right")
     last = np.searchsorted(reads.position, begin + sizes, side="right")
-    index = np.minimum(first[:, None] + np.arange(room), max(len(reads.position) - 1, 0))
+    index = np.minimum(first[..., None] + np.arange(room), max(len(reads.position) - 1, 0))
     slot = reads.slot[index] if room else index
-    offset = reads.position[index] - begin[:, None] if room else index
+    offset = reads.position[index] - begin[..., None] if room else index
     count = (last - first).astype(np.int32)
     return ReadsOfPiece(count, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32))
 
 
 class Minibatches:
-    """The examples of jobs, of one run or of the members of an ensemble."""
+    """The examples of jobs, of one run or of the members of an ensemble.
 
-    def __init__(self, problem: Problem, seeds: Sequence[int], workers: int, window: int):
+    ``seeds``: one, or one for each member. ``jobs``: a table with their ``worker``, ``job`` and
+    ``local_steps``.
+    """
+
+    def __init__(
+        self, problem: Problem, seeds: Sequence[int], workers: int, window: int, jobs: pd.DataFrame
+    ):
         self._window = window
         self._batches = [problem.batch_indices(seed, workers) for seed in seeds]
+        self._jobs = [jobs[name].to_numpy() for name in ("worker", "job", "local_steps")]
 
-    def rows(self, jobs: Sequence[np.ndarray], valid: np.ndarray) -> Any:
-        """Return the examples of the ``valid`` jobs, ``[*valid.shape, window, batch]``; of several
-        members with an axis of members in front.
-
-        ``jobs``: their workers, numbers and local steps, each of the shape of ``valid``.
+    def rows(self, index: np.ndarray, valid: np.ndarray) -> Any:
+        """Return the examples of the ``valid`` jobs of an index, ``[*index.shape, window, batch]``;
+        of several members with an axis of members in front.
         """
-        worker, job, steps = (values[valid] for values in jobs)
+        worker, job, steps = (values[index[valid]] for values in self._jobs)
         of_members = []
         for batches in self._batches:
             rows = np.zeros((len(worker), self._window, 0), np.int32)

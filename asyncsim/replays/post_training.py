@@ -27,7 +27,9 @@ from asyncsim.clusters.rollouts import Rollouts
 from asyncsim.methods.method import Visit
 from asyncsim.methods.policy_gradient import PolicyGradient
 from asyncsim.problems.policy import PolicyProblem
+from asyncsim.replays.local import Constants
 from asyncsim.replays.observing import columns, observe, require_recorders
+from asyncsim.replays.pieces import in_turn
 from asyncsim.replays.plan import purpose_key
 from asyncsim.replays.recorders import Commit, Recorder
 from asyncsim.replays.recording import Recording
@@ -317,23 +319,18 @@ def _programs(
         states = tuple(recorder.init(method, params) for recorder in recorders)
         return PolicyState(params, method.optimizer.init(params), ring, states)
 
-    def advance(
-        state: PolicyState, key: Array, rate: Array, part: Updates, count: Array
-    ) -> tuple[PolicyState, Array]:
-        def turn(index: Array, carry: tuple[PolicyState, Array]) -> tuple[PolicyState, Array]:
-            state, numbers = carry
-            planned = jax.tree.map(lambda leaf: leaf[index], part)
-            state, row = update(state, planned, key, rate)
-            return state, jax.lax.dynamic_update_index_in_dim(numbers, row, index, 0)
-
-        names = (*columns(recorders), *OF_SAMPLES)
-        room = jnp.zeros((len(part.write), len(names)), state.params.dtype)
-        # A traced count: parts of other lengths run the same program.
-        return jax.lax.fori_loop(0, count, turn, (state, room))
-
+    names = (*columns(recorders), *OF_SAMPLES)
+    advance = in_turn(
+        lambda numbers: (
+            lambda state, data, key, planned: update(state, planned, key, numbers["rate"])
+        ),
+        lambda state, planned: jnp.zeros((len(planned.write), len(names)), state.params.dtype),
+        jax.vmap,
+        None,
+    )
     return Programs(
         jax.jit(jax.vmap(begin, (0, None)), static_argnums=1),
-        jax.jit(jax.vmap(advance, (0, 0, 0, None, None)), donate_argnums=0),
+        advance,
         jax.jit(jax.vmap(build_value(problem, unravel))),
         unravel,
     )
@@ -402,7 +399,7 @@ def replay_members(
             jnp.stack([purpose_key(seed, "initial parameters") for seed in seeds]), slots
         )
         rates = [method.learning_rate] * len(seeds) if rates is None else list(rates)
-        rate = jnp.asarray(rates, dtype)
+        constants = Constants(keys, (), {"rate": jnp.asarray(rates, dtype)})
         names = (*columns(recorders), *OF_SAMPLES)
         recordings = [Recording(trace.accepted, (), names) for _ in seeds]
         _evaluate(programs, states, keys, recordings)
@@ -410,7 +407,7 @@ def replay_members(
         for first, last in itertools.pairwise(stops):
             padded = np.minimum(np.arange(first, first + room), count - 1)
             part = Updates(*(leaf[padded] for leaf in plan))
-            states, numbers = programs.advance(states, keys, rate, part, np.int32(last - first))
+            states, numbers = programs.advance(states, (), constants, part, np.int32(last - first))
             for recording, rows in zip(recordings, np.asarray(numbers), strict=True):
                 if recording.diverged_at is None:
                     recording.take(np.array([first, last]), rows[None, : last - first], ())

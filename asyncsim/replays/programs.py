@@ -23,8 +23,6 @@ from asyncsim.replays.state import (
     Layout,
     Recorders,
     ReplayState,
-    Start,
-    initial_state,
 )
 from asyncsim.replays.tensors import of_vectors
 from asyncsim.replays.tuning import writes_slices
@@ -157,12 +155,8 @@ def _build(
     recorders = tuple(key.value for key in recorder_keys)
     flat, evaluate = _of_problem(problem_key, dtype, device)
     parts = _parts(family, problem, layout, flat, dtype)
-    engine: Any
-    if layout.shards is None:
-        initial = _initial(parts, recorders, flat, layout)
-        engine = InPieces(parts, recorders, layout, device, initial, over)
-    else:
-        engine = InShards(parts, recorders, layout, device, flat)
+    kind: Any = InPieces if layout.partition is None else InShards
+    engine = kind(parts, recorders, layout, device, flat, over)
     look = build_look(parts, recorders, flat, layout, over)
     replicas = _build_replicas(parts, over) if layout.gossip else None
     honest = np.array(family.method.honest or [True] * layout.workers)
@@ -201,19 +195,6 @@ def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: 
         )
 
     return parts
-
-
-def _initial(
-    parts: MakeParts, recorders: Recorders, flat: Flat, layout: Layout
-) -> Callable[..., ReplayState]:
-    """Return the function from numbers, start, problem state and sizes to the first state."""
-
-    def initial(numbers: Any, start: Start, problem_state: Any, **sizes: Any) -> ReplayState:
-        sizes["version_messages"] = layout.version_messages
-        method = parts(numbers).method
-        return initial_state(method, recorders, flat, start, problem_state, **sizes)
-
-    return initial
 
 
 @cached(maxsize=256)

@@ -18,17 +18,14 @@ from asyncsim.problems.policy import PolicyProblem
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
 from asyncsim.replays.check import check_method
-from asyncsim.replays.local import Constants
-from asyncsim.replays.observing import columns, require_additive, require_recorders
-from asyncsim.replays.parts import ShardedPlan
-from asyncsim.replays.plan import Plan, method_key, runs_of
+from asyncsim.replays.observing import require_additive, require_recorders
+from asyncsim.replays.plan import runs_of
 from asyncsim.replays.post_training import replay_members, require_rollouts
-from asyncsim.replays.programs import compiled, on_vectors
+from asyncsim.replays.programs import on_vectors
 from asyncsim.replays.recorders import Recorder, show_diagnostics
-from asyncsim.replays.recording import LOSSES, Recording
+from asyncsim.replays.recording import LOSSES
 from asyncsim.replays.run import Run
-from asyncsim.replays.running import Running, start, tensor_names
-from asyncsim.replays.state import ReplayState
+from asyncsim.replays.running import Running
 from asyncsim.replays.suitable import (
     require_arrived,
     require_server,
@@ -148,11 +145,11 @@ def replay(
             attack=attack,
             record=record,
         )
-        run_to_the_end(running.running, regular, method.name, progress, stops, evaluate_until)
+        run_to_the_end(running, regular, method.name, progress, stops, evaluate_until)
         return running.result()
 
 
-class Replay:
+class Replay(Running):
     """A replay that stops at chosen commits, where its state can be read.
 
     Parameters as of `replay`. `advance` may stop at the numbers of commits in ``stops``; ``form``
@@ -161,12 +158,10 @@ class Replay:
 
     Attributes
     ----------
-    running : Running
-        The loop on the host.
     state : ReplayState
         After ``position`` commits. The next `advance` reuses its memory: copy arrays to keep.
     position : int
-    diverged_at : int or None
+        Commits made so far.
     """
 
     def __init__(
@@ -185,8 +180,7 @@ class Replay:
         forget_other_precision()
         recorders = check_replay(trace, method, problem, record)
         seed = require_count("seed", seed, minimum=0)
-        self.trace, self.method, self.problem = trace.accepted, method, problem
-        trace = self.trace
+        self.method, self.problem, trace = method, problem, trace.accepted
         attack = parse_attack(attack)
         require_shards(trace.servers, problem.parameter_count, method, attack)
         self._config = configuration(precision, attack) | {"seed": seed}
@@ -196,35 +190,19 @@ class Replay:
         device = default_device()
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
         form = form or form_of(problem, device)
-        self.running = running_of(
-            trace, problem, [(seed, method)], recorders, stops, dtype, device, form
-        )
-
-    @property
-    def state(self) -> ReplayState:
-        """The replay between two pieces."""
-        return self.running.state
-
-    @property
-    def position(self) -> int:
-        """Commits made so far."""
-        return self.running.position
+        super().__init__(trace, problem, [(seed, method)], recorders, stops, dtype, device, form)
 
     @property
     def diverged_at(self) -> int | None:
         """The first commit with a value that is not finite."""
-        return self.running.recordings[0].diverged_at
-
-    def advance(self, stop: int) -> None:
-        """Replay up to ``stop`` commits, or to the first commit with a value that is not finite."""
-        self.running.advance(stop)
+        return self.recordings[0].diverged_at
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the central variable on all data; return the new row of `Run.evaluations`.
 
         A loss that is not finite means that the run has diverged by the last commit.
         """
-        rows = self.running.evaluate()
+        rows = self.evaluate_members()
         if not rows:
             raise InputError(
                 f"replay: diverged at commit {self.diverged_at}, and is not evaluated any more"
@@ -233,14 +211,9 @@ class Replay:
 
     def result(self) -> Run:
         """Build the Run of the commits so far."""
-        (params,), (replicas,) = self.running.params(), self.running.replicas()
-        return self.running.recordings[0].run(
-            self.method, self.problem, params, self._config, replicas
-        )
-
-
-class SeveralProgramsError(Exception):
-    """The methods of a batch do not share a program."""
+        (params,), (replicas,) = self.params(), self.replicas()
+        (recording,) = self.recordings
+        return recording.run(self.method, self.problem, params, self._config, replicas)
 
 
 def configuration(precision: str, attack: Attack | None) -> dict[str, Any]:
@@ -256,51 +229,6 @@ def replayed_as(
         on_vectors(method, problem, dtype), problem, attack, trace.workers
     )
     return among_the_living(method, trace, attack), problem
-
-
-def running_of(
-    trace: Trace,
-    problem: Problem,
-    runs: Sequence[tuple[int, Method]],
-    recorders: Sequence[Recorder],
-    stops: np.ndarray,
-    dtype: Any,
-    device: Any,
-    form: Form,
-) -> Running:
-    """Build the replay of some runs, pairs of a seed and a method, at its start.
-
-    Raises
-    ------
-    SeveralProgramsError
-        The methods of several runs do not share a program.
-    """
-    seeds, (_, method) = [seed for seed, _ in runs], runs[0]
-    arguments = trace, problem, seeds, stops, look_every(recorders), dtype, device, form
-    plan: Any = (
-        ShardedPlan(*arguments) if trace.servers > 1 else Plan(*arguments, method.same_reply)
-    )
-    layout, several = plan.layout(method), len(runs) > 1
-    programs, starts, constants = set(), [], []
-    for seed, of_run in runs:
-        program, numbers = compiled(
-            of_run, tuple(recorders), problem, layout, dtype, device, several
-        )
-        initial, key = start(problem, seed, dtype, trace.workers)
-        visits_key: Any = method_key(seed) if of_run.needs_key else ()
-        programs.add(program.engine)
-        starts.append(initial)
-        constants.append(Constants(key, visits_key, numbers))
-    if len(programs) > 1:
-        raise SeveralProgramsError(method.name)
-    names = tensor_names(starts[0].params)
-    recordings = [Recording(trace, names, columns(recorders)) for _ in runs]
-    of_runs = starts[0], constants[0]
-    if several:
-        of_runs = jax.tree.map(
-            lambda *leaves: jnp.stack(leaves), *zip(starts, constants, strict=True)
-        )
-    return Running(problem, plan, program, *of_runs, dtype, recordings)
 
 
 def run_to_the_end(
@@ -320,14 +248,14 @@ def run_to_the_end(
 
         def evaluate() -> list[dict[str, float]]:
             bar.say("evaluating")
-            rows = running.evaluate()
+            rows = running.evaluate_members()
             bar.say("")
             return rows
 
         evaluated = evaluate()
         for row in evaluated:
             _require_finite(row)
-        for stop in np.union1d(np.union1d(stops, early_stops), commits):
+        for stop in np.unique(np.r_[stops, early_stops, commits]).astype(int):
             try:
                 running.advance(stop)
             except jax.errors.UnexpectedTracerError as error:  # does not name the place
@@ -379,11 +307,6 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     if trace.servers > 1:
         require_additive(recorders, trace.servers)
     return recorders
-
-
-def look_every(recorders: Sequence[Recorder]) -> list[int]:
-    """Return the worker steps between two looks of each recorder that looks."""
-    return [recorder.every for recorder in recorders if recorder.look is not None]
 
 
 def require_kinds(trace: Any, method: Any, problem: Any) -> None:

@@ -11,58 +11,100 @@ import numpy as np
 from asyncsim.base.errors import InputError
 from asyncsim.base.threads import require_wanted
 from asyncsim.base.tracing import naming, tree_text, whole_products
+from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.local import Constants
-from asyncsim.replays.plan import Plan, purpose_key
-from asyncsim.replays.programs import Program, cast, on_device
+from asyncsim.replays.observing import columns
+from asyncsim.replays.parts import ShardedPlan
+from asyncsim.replays.plan import Plan, method_key, purpose_key
+from asyncsim.replays.programs import cast, compiled, on_device
+from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.state import ReplayState, Start
+from asyncsim.replays.tuning import Form
+from asyncsim.traces.trace import Trace
+
+
+class SeveralProgramsError(Exception):
+    """The methods of a batch do not share a program."""
 
 
 class Running:
     """A replay of one run, or of the members of an ensemble, that can stop at the plan's stops.
 
+    Parameters
+    ----------
+    trace, problem, recorders, dtype, device, form
+    runs : sequence of (int, Method)
+        The seed and the method of each member.
+    stops : int array
+        The numbers of commits at which it can stop; the last is that of the trace.
+
     Attributes
     ----------
     position : int
+        Commits made so far.
     recordings : list of Recording
         One for each member.
+
+    Raises
+    ------
+    SeveralProgramsError
+        The methods of several runs do not share a program.
     """
 
     def __init__(
         self,
+        trace: Trace,
         problem: Problem,
-        plan: Plan,
-        program: Program,
-        start: Start,
-        constants: Constants,
+        runs: Sequence[tuple[int, Method]],
+        recorders: Sequence[Recorder],
+        stops: np.ndarray,
         dtype: Any,
-        recordings: Sequence[Recording],
+        device: Any,
+        form: Form,
     ):
-        self.trace, self.recordings = recordings[0].trace, recordings
-        self.position = 0
-        self._problem, self._plan, self._program, self._constants = (
-            problem,
-            plan,
-            program,
-            constants,
-        )
+        seeds, (_, method) = [seed for seed, _ in runs], runs[0]
+        look_every = [recorder.every for recorder in recorders if recorder.look is not None]
+        arguments = trace, problem, seeds, stops, look_every, dtype, device, form
+        plan: Any = (ShardedPlan if trace.servers > 1 else Plan)(*arguments, method.same_reply)
+        layout, self._batched = plan.layout(method), len(runs) > 1
+        programs, starts, constants = set(), [], []
+        for seed, of_run in runs:
+            program, numbers = compiled(
+                of_run, tuple(recorders), problem, layout, dtype, device, self._batched
+            )
+            initial, key = start(problem, seed, dtype, trace.workers)
+            visits_key = method_key(seed) if of_run.needs_key else ()
+            programs.add(program.engine)
+            starts.append(initial)
+            constants.append(Constants(key, visits_key, numbers))
+        if len(programs) > 1:
+            raise SeveralProgramsError(method.name)
+        names = tensor_names(starts[0].params)
+        self.trace, self.position = trace, 0
+        self.recordings = [Recording(trace, names, columns(recorders)) for _ in runs]
+        first, self._constants = starts[0], constants[0]
+        if self._batched:
+            first, self._constants = jax.tree.map(
+                lambda *leaves: jnp.stack(leaves), *zip(starts, constants, strict=True)
+            )
+        self._problem, self._plan, self._program = problem, plan, program
         # The position of the last restore of each checkpoint, after which its copy is dropped; and
         # the restores by position.
         self._checkpoints = {stays: at for at, stays, *_ in plan.restores}
         self._restores = {at: (stays, slots, pushes) for at, stays, slots, pushes in plan.restores}
         self._kept: dict[int, Any] = {}
-        self._train, self._test = on_device(problem, dtype, program.device)
-        self._batched = len(recordings) > 1
+        self._train, self._test = on_device(problem, dtype, device)
         self._counted = program.honest.copy()  # the living among the honest
         of_problem = problem_state(problem, dtype)
         self._state: Any = program.engine.initial_state(
-            constants.numbers, start, of_problem, **plan.sizes
+            self._constants.numbers, first, of_problem, **plan.sizes
         )
         #: The initial replicas, from which workers without a neighbour return.
         self._initial: Any = None
         if plan.changes and program.replicas is not None:
-            self._initial = jnp.array(program.replicas(self._state, constants.numbers))
+            self._initial = jnp.array(program.replicas(self._state, self._constants.numbers))
 
     @property
     def state(self) -> ReplayState:
@@ -138,7 +180,7 @@ class Running:
         return state
 
     @whole_products()
-    def evaluate(self) -> list[dict[str, float]]:
+    def evaluate_members(self) -> list[dict[str, float]]:
         """Evaluate the central variables on all data; return a row for each finite member."""
         values = self._program.evaluate(
             self._central(), self._mean_problem_state(), self._train, self._test

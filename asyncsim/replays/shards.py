@@ -1,68 +1,69 @@
-"""Replay of messages that are split among servers: each part is committed at its own server.
+"""Replay of messages that are split among servers: each shard is an ordinary replay.
 
 The server of a shard has its own state of the method, for its part of the vector: central variable,
 optimizer, buffer, and its workers' states and memories. So a method is computed there as if the
 shard were all parameters, which equals the method on all parameters if that is coordinate-wise
 (`asyncsim.methods.Method.coordinatewise`). Only the local steps of a worker are of the whole
-vector. Their sum waits in a slot until the last part of the message is committed.
-
-`asyncsim.replays.parts` cuts a trace into pieces: the jobs of a piece are computed at once, in the
-form "single" one after the other, and then its parts are committed, shard by shard.
+vector. They stand in a table until the last part of the message is committed, and there the
+ordinary pieces of each shard look them up. `asyncsim.replays.parts` plans the rounds.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from asyncsim.methods.method import Array, Memories
+from asyncsim.methods.method import Array, Visit
 from asyncsim.problems.partition import Partition
 from asyncsim.replays.local import Flat, LocalResult, MakeParts, Parts
-from asyncsim.replays.observing import RECORDED, columns, observe
-from asyncsim.replays.parts import PartsOfPiece, ShardedPieces
-from asyncsim.replays.pieces import in_own_loop, in_turn, put_rows, tied
+from asyncsim.replays.observing import RECORDED, columns
+from asyncsim.replays.pieces import Over, Piece, axes_of, in_turn, starting
+from asyncsim.replays.rows import in_own_loop, over_commits, put_rows, take_rows
 from asyncsim.replays.state import (
+    JobPieces,
     Layout,
+    Pieces,
+    PlannedRounds,
     Recorders,
     ReplayState,
     Start,
-    WorkerRow,
     initial_state,
 )
-from asyncsim.replays.step import ServerState, StepInputs, begin, finish
+from asyncsim.replays.step import StepInputs, begin
+
+_LENGTH = RECORDED.index("update_norm")
 
 
 class ShardedState(NamedTuple):
-    """The replay between two pieces.
+    """The replay between two rounds.
 
     Attributes
     ----------
     shards : tuple of ReplayState
-        Of each server, on its part of the vector. ``read`` has the versions that wait for a reader,
-        and one row more, for unread versions; ``workers.learner`` is ``()``.
+        Of each server, on its part of the vector; ``workers.learner`` is ``()``.
     learners : Learner
         Leaves with a leading axis of workers.
-    updates : Float[Array, "slots parameters"]
-        The sums of local steps of messages whose parts are not all committed; padding
-        writes the last row.
-    numbers : Float[Array, "slots columns"]
+    updates : tuple of Float[Array, "places parameters"]
+        For each shard, the table of the local steps of messages whose parts are not all committed.
+    numbers : Float[Array, "places columns"]
         Their numbers, summed over the parts so far; the squared length of the step instead of the
         length.
     """
 
     shards: tuple[ReplayState, ...]
     learners: Any
-    updates: Array
+    updates: tuple[Array, ...]
     numbers: Array
 
 
-def split(partition: Partition, vector: Array) -> list[Array]:
+def split(partition: Partition, vector: Array) -> tuple[Array, ...]:
     """Return the part of each shard of a vector, ``[..., parameters]``."""
     runs: list[list[Array]] = [[] for _ in partition.names]
     for owner, first, last in partition.runs:
         runs[owner].append(vector[..., first:last])
-    return [part[0] if len(part) == 1 else jnp.concatenate(part, -1) for part in runs]
+    return tuple(part[0] if len(part) == 1 else jnp.concatenate(part, -1) for part in runs)
 
 
 def joined(partition: Partition, parts: Sequence[Array]) -> Array:
@@ -75,10 +76,7 @@ def joined(partition: Partition, parts: Sequence[Array]) -> Array:
 
 
 class InShards:
-    """Computes the commits of a sharded trace; the interface of `asyncsim.replays.pieces.InPieces`.
-
-    Parameters as there; ``flat`` converts between the problem's tree and the vector.
-    """
+    """Computes the rounds of a sharded trace; as `asyncsim.replays.pieces.InPieces` to callers."""
 
     def __init__(
         self,
@@ -87,55 +85,21 @@ class InShards:
         layout: Layout,
         device: Any,
         flat: Flat,
+        over: Over,
     ):
-        self._partition = layout.shards
-        self._recorders, self._layout = recorders, layout
-        self._parts, self._flat = parts, flat
-
-        #: The numbers are of complete messages.
+        self._parts, self._recorders, self._layout = parts, recorders, layout
+        self._partition, self._flat = layout.partition, flat
+        width = len(columns(recorders))
+        #: The numbers are of the messages that each round completes.
         self.advance = in_turn(
-            lambda numbers: _build_piece(parts(numbers), recorders, layout),
-            lambda state, pieces: jnp.zeros(
-                (*pieces.complete.shape, len(columns(recorders))), state.numbers.dtype
-            ),
+            lambda numbers: functools.partial(self._run_round, parts(numbers)),
+            lambda state, rounds: jnp.zeros((*rounds.complete.shape, width), state.numbers.dtype),
+            over,
+            PlannedRounds(axes_of(JobPieces), None, None),  # type: ignore[arg-type]
         )
+
         #: Builds the state at version zero.
-        self.initial_state = jax.jit(
-            self._initial_state,
-            static_argnames=("slots", "message_slots", "workers"),
-            out_shardings=jax.sharding.SingleDeviceSharding(device),
-        )
-
-    def _initial_state(
-        self,
-        numbers: Any,
-        start: Start,
-        problem_state: Any,
-        slots: tuple[int, ...],
-        message_slots: int,
-        workers: int,
-    ) -> ShardedState:
-        method, flat, partition = self._parts(numbers).method, self._flat, self._partition
-        shards, learners = [], None
-
-        def of_shard(shard: int) -> Flat:
-            return Flat(lambda tree: split(partition, flat.ravel(tree))[shard], flat.unravel)
-
-        for shard, count in enumerate(slots):
-            state = initial_state(
-                *(method, self._recorders, of_shard(shard), start, problem_state),
-                *(count + 1, 0, workers),
-                version_messages=self._layout.version_messages,
-            )
-            learners = state.workers.learner
-            shards.append(state._replace(workers=state.workers._replace(learner=())))
-        vector = flat.ravel(start.params)
-        return ShardedState(
-            tuple(shards),
-            learners,
-            jnp.zeros((message_slots + 1, vector.size), vector.dtype),
-            jnp.zeros((message_slots + 1, len(columns(self._recorders))), vector.dtype),
-        )
+        self.initial_state = starting(self._initial_state, device, over)
 
     def central(self, state: ShardedState) -> Array:
         """Return the central variables of all shards as one vector."""
@@ -145,137 +109,118 @@ class InShards:
         """Return the problem's non-trained state of all workers."""
         return state.learners.problem
 
+    def _initial_state(
+        self,
+        numbers: Any,
+        start: Start,
+        problem_state: Any,
+        workers: int,
+        slots: tuple[tuple[int, int], ...],
+        places: int,
+    ) -> ShardedState:
+        method, flat, partition = self._parts(numbers).method, self._flat, self._partition
+        shards, learners = [], None
 
-def _build_piece(
-    functions: Parts, recorders: Recorders, layout: Layout
-) -> Callable[..., tuple[ShardedState, Array]]:
-    """Return the function that computes the jobs of a piece and commits its parts; its numbers are
-    of complete messages.
-    """
-    (method, local, _), partition = functions, layout.shards
-    size, single = layout.piece_size, layout.form == "single"
-    worker_recorders = [recorder for recorder in recorders if not recorder.shared]
-    shared_recorders = [recorder for recorder in recorders if recorder.shared]
-    length = RECORDED.index("update_norm")
+        def of_shard(shard: int) -> Flat:
+            return Flat(lambda tree: split(partition, flat.ravel(tree))[shard], flat.unravel)
 
-    def start_of(state: ShardedState, job: Any) -> tuple[Array, Any]:
-        """Return the start of a job's local steps, and its worker's learner."""
-        visit, slots, starts = job.visit, job.read_slot, []
-        for shard, of_shard in enumerate(state.shards):
-            row = _row(of_shard.workers, visit.worker)
-            read = _row(of_shard.read, slots[shard])
-            starts.append(begin(method, None, StepInputs(visit, row, read))[1])
-        return joined(partition, starts), _row(state.learners, visit.worker)
-
-    def compute(state: ShardedState, data: Any, key: Array, piece: ShardedPieces) -> ShardedState:
-        """Compute the jobs of a piece; their messages wait."""
-
-        def result_of(start: Array, learner: Any, job: Any) -> tuple[Any, Array, Array]:
-            result = local(data, key, start, learner, job.visit, job.job, job.rows)
-            loss = result.loss.astype(start.dtype)
-            return result.learner, result.update, jnp.zeros_like(state.numbers[0]).at[0].set(loss)
-
-        jobs = piece._replace(size=(), parts=(), complete=())
-        if not single:
-            results = jax.vmap(result_of)(*jax.vmap(lambda job: start_of(state, job))(jobs), jobs)
-            valid = jnp.arange(size, dtype=piece.size.dtype) < piece.size
-            slots = piece.visit.worker, piece.message_slot, piece.message_slot
-            tables = state.learners, state.updates, state.numbers
-            tables_after = [
-                put_rows(table, rows, index, valid, single=False)
-                for table, rows, index in zip(tables, results, slots, strict=True)
-            ]
-            return ShardedState(state.shards, *tables_after)
-
-        def turn(i: Array, state: ShardedState) -> ShardedState:
-            job = _row(jobs, i)
-            turns = jnp.minimum(piece.size, 1)
-            start, learner = in_own_loop(single, turns, lambda job: start_of(state, job), job)
-            learner, update, numbers = result_of(start, learner, job)
-            return ShardedState(
-                state.shards,
-                _with_row(state.learners, learner, job.visit.worker),
-                _with_row(state.updates, update, job.message_slot),
-                _with_row(state.numbers, numbers, job.message_slot),
+        for shard, (layout, of_reads) in enumerate(zip(self._layout.shards, slots, strict=True)):
+            state = initial_state(
+                *(method, self._recorders, of_shard(shard), start, problem_state),
+                *(*of_reads, workers),
+                version_messages=layout.version_messages,
             )
+            learners = state.workers.learner
+            shards.append(state._replace(workers=state.workers._replace(learner=())))
 
-        return jax.lax.fori_loop(0, piece.size, turn, state)
+        def table(width: int) -> Array:
+            return jnp.zeros((places, width), shards[0].central.dtype)
 
-    def commit(
-        shard: int, state: ReplayState, numbers: Array, updates: Array, parts: PartsOfPiece
-    ) -> tuple[ReplayState, Array]:
-        """Commit the parts of a piece at a shard, in order; add their numbers."""
+        updates = tuple(table(shard.central.size) for shard in shards)
+        return ShardedState(tuple(shards), learners, updates, table(len(columns(self._recorders))))
 
-        def write(carry: tuple[ReplayState, Array], part: PartsOfPiece, gathered: Any) -> Any:
-            (state, numbers), (row, read, pulled, update, sums) = carry, gathered
-            memories: tuple[Memories, ...] = ()
-            if method.sees_memories:
-                # The table is up to date: the newer row belongs to no worker.
-                newer = jax.tree.map(lambda leaf: leaf[None], row.memory)
-                no_worker = jnp.full(1, layout.workers, jnp.int32)
-                memories = (Memories(state.workers.memory, newer, no_worker),)
-            inputs, start = begin(method, None, StepInputs(part.visit, row, read, pulled))
-            server_state = ServerState(state.central, state.server, state.waiting)
-            result = LocalResult(update, sums[0], ())
-            outputs = finish(method, layout.reads, server_state, inputs, start, result, *memories)
-            of_commit = outputs.commit
-            after, of_part = observe(worker_recorders, row.recorders, of_commit)
-            shared, of_shared = observe(shared_recorders, state.recorders, of_commit, base=False)
-            of_part = of_part.at[0].set(0).at[length].set(of_part[length] ** 2)
-            sums = sums + jnp.concatenate([of_part, of_shared])
-            central, server, waiting = outputs.server_state
-            row = WorkerRow(of_commit.worker, of_commit.memory, after, ())
-            state = state._replace(
-                central=central,
-                server=server,
-                waiting=waiting,
-                recorders=shared,
-                read=_with_row(state.read, outputs.read, part.write_slot),
-                workers=_with_row(state.workers, row, part.visit.worker),
-            )
-            return state, _with_row(numbers, sums, part.message_slot)
-
-        def turn(i: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
-            state, numbers = carry
-
-            def gather(part: PartsOfPiece) -> Any:
-                row, read = _row(state.workers, part.visit.worker), _row(state.read, part.read_slot)
-                pulled = _row(state.read, part.push_slot) if layout.separate_pushes else ()
-                update = split(partition, _row(updates, part.message_slot))[shard]
-                return row, read, pulled, update, _row(numbers, part.message_slot)
-
-            part, turns = _row(parts._replace(size=()), i), jnp.minimum(parts.size, 1)
-            arguments = part, in_own_loop(single, turns, gather, part)
-            if not single:
-                return write(carry, *arguments)
-            return jax.lax.fori_loop(
-                0, turns, lambda j, carry: write(carry, *tied(arguments, j)), carry
-            )
-
-        return jax.lax.fori_loop(0, parts.size, turn, (state, numbers))
-
-    def run_piece(
-        state: ShardedState, data: Any, key: Array, piece: ShardedPieces
+    def _run_round(
+        self, parts: Parts, state: ShardedState, data: Any, key: Array, planned: PlannedRounds
     ) -> tuple[ShardedState, Array]:
-        state = compute(state, data, key, piece)
+        """Compute the jobs of a round, and commit each shard's parts."""
+
+        def compute(state: ShardedState, piece: JobPieces) -> ShardedState:
+            return self._compute(parts, state, data, key, piece)
+
+        def commit(run: Any, update: Array, carry: Any, piece: Pieces) -> Any:
+            of_shard, numbers = carry
+            of_shard, of_parts = run(of_shard, (update, numbers[:, 0]), key, piece)
+            return of_shard, _added(numbers, piece, of_parts)
+
+        state = _through(compute, state, planned.jobs)
         shards, numbers = [], state.numbers
-        for shard, (of_shard, parts) in enumerate(zip(state.shards, piece.parts, strict=True)):
-            of_shard, numbers = commit(shard, of_shard, numbers, state.updates, parts)
+        looking_up = Parts(parts.method, _look_up, None)
+        rows = zip(state.shards, state.updates, planned.parts, self._layout.shards, strict=True)
+        for of_shard, update, pieces, layout in rows:
+            piece = Piece(looking_up, self._recorders, layout)
+            run = functools.partial(commit, piece.run, update)
+            of_shard, numbers = _through(run, (of_shard, numbers), pieces)
             shards.append(of_shard)
-        state = state._replace(shards=tuple(shards), numbers=numbers)
-        of_messages = numbers[piece.complete]
-        return state, of_messages.at[:, length].set(jnp.sqrt(of_messages[:, length]))
+        of_messages = numbers[planned.complete]
+        of_messages = of_messages.at[:, _LENGTH].set(jnp.sqrt(of_messages[:, _LENGTH]))
+        return state._replace(shards=tuple(shards), numbers=numbers), of_messages
 
-    return run_piece
+    def _compute(
+        self, parts: Parts, state: ShardedState, data: Any, key: Array, piece: JobPieces
+    ) -> ShardedState:
+        """Take the local steps of a piece of jobs, and enter them in the table."""
+        size, single = self._layout.piece_size, self._layout.form == "single"
+
+        def gather(piece: JobPieces) -> Any:
+            worker = piece.visit.worker
+            of_shards = [
+                (
+                    take_rows(shard.workers, worker, single),
+                    take_rows(shard.read, piece.read_slot[:, number], single),
+                )
+                for number, shard in enumerate(state.shards)
+            ]
+            return of_shards, take_rows(state.learners, worker, single)
+
+        def of_job(of_shards: Any, learner: Any, visit: Visit, job: Array, rows: Array) -> Any:
+            starts = [begin(parts.method, None, StepInputs(visit, *row))[1] for row in of_shards]
+            start = joined(self._partition, starts)
+            result = parts.local(data, key, start, learner, visit, job, rows)
+            numbers = jnp.zeros_like(state.numbers[0]).at[0].set(result.loss.astype(start.dtype))
+            return result.learner, split(self._partition, result.update), numbers
+
+        inputs = in_own_loop(single, piece.size, gather, piece)
+        results = over_commits(size, of_job, *inputs, piece.visit, piece.job, piece.rows)
+        valid = jnp.arange(size, dtype=piece.size.dtype) < piece.size
+        index = piece.visit.worker, piece.place, piece.place
+        tables = state.learners, state.updates, state.numbers
+        tables_after = [
+            put_rows(table, rows, at, valid, single)
+            for table, rows, at in zip(tables, results, index, strict=True)
+        ]
+        return ShardedState(state.shards, *tables_after)
 
 
-def _row(tree: Any, index: Array) -> Any:
-    return jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), tree
-    )
+def _through(run: Callable[[Any, Any], Any], state: Any, pieces: Any) -> Any:
+    """Run the pieces of a round one after the other."""
+
+    def run_next(index: Array, state: Any) -> Any:
+        return run(state, jax.tree.map(lambda leaf: leaf[index], pieces))
+
+    return jax.lax.fori_loop(0, jnp.count_nonzero(pieces.size), run_next, state)
 
 
-def _with_row(tree: Any, row: Any, index: Array) -> Any:
-    return jax.tree.map(
-        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, index, 0), tree, row
-    )
+def _look_up(
+    table: Any, key: Array, start: Array, learner: Any, visit: Visit, job: Array, place: Array
+) -> LocalResult:
+    """Return the local steps at a place of the table, in the place of a gradient."""
+    update, loss = (jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False) for leaf in table)
+    return LocalResult(update, loss, learner)
+
+
+def _added(numbers: Array, piece: Pieces, of_parts: Array) -> Array:
+    """Add the numbers of a piece's parts to those of their messages."""
+    # The loss is of the whole message, and stands there already.
+    squared = of_parts.at[:, 0].set(0).at[:, _LENGTH].set(of_parts[:, _LENGTH] ** 2)
+    valid = jnp.arange(len(squared), dtype=piece.size.dtype) < piece.size
+    return numbers.at[jnp.where(valid, piece.rows, len(numbers))].add(squared, mode="drop")

@@ -47,8 +47,11 @@ class Layout(NamedTuple):
         Whether there is no server: workers take up each other's messages, or meet.
     restarts : bool
         Whether workers lose their state and restart.
-    shards : asyncsim.problems.partition.Partition or None
-        With several servers, the partition of the vector among them.
+    partition : asyncsim.problems.partition.Partition or None
+        With several servers, the partition of the vector among them; the other entries are those of
+        jobs.
+    shards : tuple of Layout
+        With several servers, of each one's commits.
     """
 
     form: str
@@ -66,7 +69,8 @@ class Layout(NamedTuple):
     unrolled: int = 1
     restarts: bool = False
     version_messages: int = 1
-    shards: Any = None
+    partition: Any = None
+    shards: "tuple[Layout, ...]" = ()
 
     @property
     def keeps_history(self) -> bool:
@@ -201,6 +205,31 @@ class Pieces(NamedTuple):
     push_reads: ReadsOfPiece
     gossip: Any = ()  # a `GossipOfPiece` without a server
     fresh: Any = ()  # [piece_size], whether the worker starts afresh; () if none does
+
+
+class JobPieces(NamedTuple):
+    """The plan of consecutive pieces of jobs, of several servers; leaves as those of `Pieces`.
+
+    ``visit`` is of the job's first part.
+    """
+
+    size: Array
+    visit: Visit
+    job: Array
+    rows: Array
+    place: Array  # [piece_size], in the table of local steps
+    read_slot: Array  # [piece_size, shards]
+
+
+class PlannedRounds(NamedTuple):
+    """The plan of consecutive rounds of several servers; see `asyncsim.replays.parts`.
+
+    Leaves have leading axes ``rounds, pieces``; pieces without a job or a part come last.
+    """
+
+    jobs: JobPieces
+    parts: tuple[Pieces, ...]  # of each shard; their rows are places in the table of local steps
+    complete: Array  # [rounds, most], the places of the messages that are complete after it
 
 
 class GossipOfPiece(NamedTuple):

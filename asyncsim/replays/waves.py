@@ -159,11 +159,12 @@ class Reads(NamedTuple):
     slot: np.ndarray
 
 
-def find_waves(trace: Trace, same_reply: bool = False) -> Waves:
+def find_waves(trace: Trace, same_reply: bool = False, used_at: np.ndarray | None = None) -> Waves:
     """Find the dependencies of a trace's commits.
 
     ``same_reply``: whether the commit that makes a version also forms the reply to its reads; then
-    these are not atomic with the next commit.
+    these are not atomic with the next commit. ``used_at``: the last commit before which the read of
+    each row is used; else the row itself.
     """
     if trace.protocol == "gossip":
         return _find_gossip(trace)
@@ -210,7 +211,8 @@ def find_waves(trace: Trace, same_reply: bool = False) -> Waves:
             reads = "separate"
     slot, slots = worker, trace.workers
     if reads == "separate":
-        slot, slots = _share_slots(read, read_restored) if groups is None else _share_slots(groups)
+        shared = (read, read_restored, used_at) if groups is None else (groups,)
+        slot, slots = _share_slots(*shared)
     push_slot, push_slots = np.zeros_like(read), 0
     if separate_pushes:
         push_slot, push_slots = _share_slots(push, push_restored)
@@ -321,18 +323,22 @@ def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
     return "separate"
 
 
-def _share_slots(read: np.ndarray, restored: Any = 0) -> tuple[np.ndarray, int]:
-    """Assign a slot to each distinct read until its last commit, using as few slots as possible.
+def _share_slots(
+    read: np.ndarray, restored: Any = 0, used_at: np.ndarray | None = None
+) -> tuple[np.ndarray, int]:
+    """Assign a slot to each distinct read until its last use, using as few slots as possible.
 
     ``read``: positions, ``[commits]`` or ``[commits, groups]``. ``restored``: 1 for reads of a
-    restored version, which differ from other reads of their position.
+    restored version, which differ from other reads of their position. ``used_at``: the commit that
+    uses each read; else the read's row.
     """
     # Even numbers are usual reads, odd ones restored reads.
     distinct, group = np.unique(2 * read + restored, return_inverse=True)
     group = group.reshape(read.shape)
     last = np.zeros(len(distinct), int)
-    commit = np.arange(len(read)).reshape(-1, *[1] * (read.ndim - 1))
-    np.maximum.at(last, group, np.broadcast_to(commit, read.shape))
+    used_at = np.arange(len(read)) if used_at is None else used_at
+    by_group = used_at.reshape(-1, *[1] * (read.ndim - 1))
+    np.maximum.at(last, group, np.broadcast_to(by_group, read.shape))
     slot, slots = allocate(distinct // 2, last)
     return slot[group], slots
 

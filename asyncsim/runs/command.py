@@ -192,6 +192,13 @@ def calibrate(arguments: Sequence[str]) -> int:
     parser.add_argument("--law", default="best", help="best, empirical, or a family such as gamma")
     parser.add_argument("--runs", type=int, default=199, help="simulated runs of the prediction")
     parser.add_argument("--seed", type=int, default=0, help="seed of the simulated runs")
+    parser.add_argument("--sites", metavar="COLUMN", help="column with the site of each worker")
+    parser.add_argument(
+        "--gaps-above",
+        type=float,
+        metavar="SECONDS",
+        help="longer ways from a commit to the next start are absences",
+    )
     parser.add_argument(
         "--out", help="a new folder; by default NAME-calibrated, NAME-calibrated-2, ..."
     )

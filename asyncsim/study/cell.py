@@ -29,11 +29,10 @@ from asyncsim.methods.robust_gossip import note_few_replicas
 from asyncsim.problems import Problem
 from asyncsim.replays import recorders
 from asyncsim.replays.attacked import require_attackable, weakness_text
-from asyncsim.replays.parts import find_parts
+from asyncsim.replays.parts import waves_of_servers
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.replays.suitable import require_enough, require_replies, require_shards
-from asyncsim.replays.waves import find_waves
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.columns import setting_text
 from asyncsim.study.config import MOST_SEEDS, StudyConfig
@@ -257,8 +256,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     if weakness := weakness_text(attack, cluster.workers):
                         note(weakness)
                 if method.reply and seed == cell.seeds[0]:
-                    find = find_parts if cluster.server_count > 1 else find_waves
-                    require_replies(method, find(_trace(cluster, commits, seed).accepted).reads)
+                    for waves in waves_of_servers(_trace(cluster, commits, seed).accepted):
+                        require_replies(method, waves.reads)
                 jobs.append(CellRun(cell, method, seed, cluster, commits, file).job())
     return jobs
 

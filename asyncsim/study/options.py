@@ -32,7 +32,25 @@ from asyncsim.study.help import defaults_of, headings
 _NEGATIVE = re.compile(r"-(?:[\d.].*|inf|nan)")
 #: Numbers with commas between them, with or without the option's name.
 _NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
-_PARAGRAPH = "\n\n"
+_PARAGRAPH, _HELP = "\n\n", "Argument helptext: "
+#: Messages of tyro, and ours, with argument, value and remedy.
+_MESSAGES = (
+    # Of an option with one value or several.
+    (r"no type matching .*?([A-Z]{2,}).* could be instantiated from \[(.*)\]", r"\2 is no \1"),
+    (r"--(\S+): invalid literal for int\(\) with base 10: (.*)", r"--\1: \2 is no INT"),
+    (
+        r"--(\S+): Could not (?:parse|find valid parse for) arguments:? \[(.*?)\].*",
+        r"\1 = \2: wrong number or type of values",
+    ),
+    (
+        r"invalid choice (.*) for argument '--(\S+)'\. Expected one of \((.*?),?\)",
+        r"\2 = \1: unknown; choose from \3",
+    ),
+    (
+        r"Missing value for argument '--(\S+)'\. Expected (\d+) values?",
+        r"--\1: too few values, give \2",
+    ),
+)
 _TYPES = ConstructorRegistry()
 
 
@@ -87,7 +105,7 @@ def read_options(name: str, study: ModuleType, typed: Sequence[str]) -> Any:
     except SystemExit as end:
         if not end.code:
             raise
-        raise InputError(_in_a_line(box.getvalue(), name)) from None
+        raise InputError(_in_a_line(box.getvalue(), name, typed)) from None
     except (NameError, UnsupportedTypeAnnotationError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
@@ -113,20 +131,19 @@ def _with_marks(config: type) -> Any:
     return dataclasses.make_dataclass("Options", marked, bases=(config,), frozen=frozen)
 
 
-def _in_a_line(box: str, name: str) -> str:
+def _in_a_line(box: str, name: str, typed: Sequence[str]) -> str:
     """Return the message in tyro's box in a line, with its remedy after a semicolon."""
     _, *lines = (line.strip("│ ") for line in box.strip().splitlines())
     sections = filter(None, re.split(r"(?:^|\n)[─-]{3,}(?:\n|$)", "\n".join(lines)))
     message, *remedies = (" ".join(text.partition(_PARAGRAPH)[0].split()) for text in sections)
     remedy = next(iter(remedies[:-1]), f"asyncsim study {name} --help explains the options")
     message = message.removeprefix("Error parsing ").rstrip(".")
-    # Of an option with one value or several.
-    message = re.sub(
-        r"no type matching .*?([A-Z]{2,}).* could be instantiated from \[(.*)\]",
-        r"\2 is no \1",
-        message,
-    )
-    return f"{message}; {remedy.removeprefix('Argument helptext: ')}"
+    for form, ours in _MESSAGES:
+        message = re.sub(form, ours, message)
+    if match := re.fullmatch(r"--(\S+): too few values, (.*)", message):
+        values = " ".join(options_of(typed, fields_of([f"--{match[1]}"]))[1:])
+        return f"{match[1]} = {values!r}: too few values; {match[2]}"
+    return message if "; " in message else f"{message}; {remedy.removeprefix(_HELP)}"
 
 
 def refuse_unknown_names(config: Any) -> None:

@@ -117,6 +117,9 @@ def measure(
     up, down = message_bytes
     if cluster.policy.collective is not None:
         sent = cluster.all_reduced_bytes(up) * per_second["versions"]
+    elif cluster.topology is not None:
+        messages_per_gradient = trace.summary(warm_up + 1)["messages_mean"]
+        sent = up * messages_per_gradient * per_second["gradients"] / cluster.mean_window
     else:
         messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())
         sent = (up * messages + down * np.count_nonzero(late)) / lasting

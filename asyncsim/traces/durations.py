@@ -1,6 +1,7 @@
 """Durations between the columns of a trace, and the order in which its server took visits."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,7 @@ class Durations(NamedTuple):
     )  #: per visit, with the time in which the visit waited although the server was free
     up: np.ndarray | None  #: the way up after each computation; None where it is not recorded
     down: np.ndarray  #: per journey
+    traveller: np.ndarray  #: the worker of each journey
     #: Per journey: way down and way up together, between a read visit and the write visit that
     #: follows it; None where a message is formed before it leaves.
     round_trip: np.ndarray | None
@@ -180,6 +182,7 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
         service,
         (arrived - sent)[computed] if tells else None,
         down[used],
+        worker[used],
         round_trip,
         Cancelled((stopped - starts)[died], worker[died], starts[died]),
     )
@@ -212,53 +215,50 @@ def attended(trace: Trace) -> Trace:
 
 
 class Deaths(NamedTuple):
-    """When workers died and were away, seconds."""
+    """The times of some workers at work between deaths, and away, seconds."""
 
-    #: All workers' time at work put end to end, cut where one died; its last part and its first are
+    #: The workers' time at work put end to end, cut where one died; its last part and its first are
     #: one, so that the mean is that of the time at work per death. Empty without deaths.
     between: np.ndarray
     away: np.ndarray  #: of those that came back, how long each time
 
 
-def deaths(trace: Trace) -> Deaths:
+def deaths(trace: Trace) -> pd.DataFrame:
     """Return the deaths of workers: simulated crashes, or computations lost with a worker.
 
-    A lost computation is a row with the outcome ``"cancelled"``; its worker is back when it reads
-    again.
+    Columns: ``worker``, ``begin`` and ``end`` (s) of its absence; the end is infinite if it never
+    came back. A lost computation is a row with the outcome ``"cancelled"``; its worker is back when
+    it reads again.
     """
-    frame = trace.frame
-    end = float(frame["commit_time"].max())
-    died: list[tuple[int, float, float]]  # worker, when, and when it was back, infinite if never
     spells = trace.absences[trace.absences["kind"] == "crash"].sort_values("begin")
     if len(spells):
-        died = list(
-            spells[["worker", "begin", "end"]].fillna(np.inf).itertuples(index=False, name=None)
-        )
-    else:
-        names = ["worker", "read_arrive_time", "read_time", "start_time", "commit_time", "outcome"]
-        rows = pd.concat([frame[names], trace.open_reads.reindex(columns=names)], ignore_index=True)
-        later = rows.groupby("worker", sort=False).shift(-1)
-        # A worker that resumes from its earlier read is back when it computes again.
-        back = later["read_arrive_time"].where(
-            later["read_arrive_time"] >= rows["commit_time"], later["start_time"]
-        )
-        lost = (rows["outcome"] == "cancelled").to_numpy()
-        died = list(
-            zip(
-                rows["worker"][lost],
-                rows["commit_time"][lost],
-                back[lost].fillna(np.inf),
-                strict=True,
-            )
-        )
+        return spells[["worker", "begin", "end"]].fillna({"end": np.inf})
+    names = ["worker", "read_arrive_time", "read_time", "start_time", "commit_time", "outcome"]
+    rows = pd.concat(
+        [trace.frame[names], trace.open_reads.reindex(columns=names)], ignore_index=True
+    )
+    later = rows.groupby("worker", sort=False).shift(-1)
+    # A worker that resumes from its earlier read is back when it computes again.
+    back = later["read_arrive_time"].where(
+        later["read_arrive_time"] >= rows["commit_time"], later["start_time"]
+    )
+    spells = rows[["worker"]].assign(begin=rows["commit_time"], end=back.fillna(np.inf))
+    return spells[rows["outcome"] == "cancelled"]
+
+
+def times_of(spells: pd.DataFrame, workers: Iterable[int], end: float) -> Deaths:
+    """Return the times between the deaths of some workers, and away, in a trace that ends at
+    ``end``; ``spells`` as of `deaths`.
+    """
     points, away, before = [], [], 0.0
-    for worker in range(trace.workers):
+    for worker in workers:
         began = 0.0
-        for _, at, back_at in (death for death in died if death[0] == worker):
+        chosen = spells[spells["worker"] == worker]
+        for at, back in chosen[["begin", "end"]].itertuples(index=False, name=None):
             before += at - began
             points.append(before)
-            began = min(back_at, end)
-            away += [back_at - at] if back_at <= end else []
+            began = min(back, end)
+            away += [back - at] if back <= end else []
         before += end - began
     cuts = np.array(points)
     return Deaths(np.diff(cuts, append=cuts[:1] + before), np.array(away))
