@@ -300,7 +300,7 @@ def observed(trace: Trace) -> tuple[Law, Law]:
     later = frame[frame["job"] > 0]
     away = (later["arrive_time"] - later["read_time"]).to_numpy()
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()
-    if trace.source.separate_reads:
+    if trace.separate_reads:
         service = np.concatenate(
             [service, (later["read_time"] - later["read_serve_time"]).to_numpy()]
         )

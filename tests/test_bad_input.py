@@ -52,7 +52,7 @@ staleness --service pareto(mean=1,shape=0.5) | service = 'pareto(mean=1,shape=0.
 staleness --latency -1 | latency = '-1': law constant: value = -1: must be zero or above (seconds)
 staleness --latency [1,2,3] | latency = a list of 3 laws: must be one law, or a pair
 staleness --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
-staleness --bandwidth 100Mbps | bandwidth = '100Mbps': unknown unit 'Mbps'; bits or bytes? write Mbit/s or MB/s;
+staleness --bandwidth 100Mbps | bandwidth = '100Mbps': unknown unit 'Mbps'; choose from B/s, kB/s
 staleness --latency 40msec | unknown unit 'msec'; choose from ns, us, ms, s, min, h
 staleness --sites 16 16 | sites = 16, 16: have 32 workers, and workers = 100; let both agree
 staleness --far-latency 1 | far_latency = 1: is between sites, and there is one; give sites,
