@@ -10,10 +10,13 @@ it again::
 method; the median of the turns and a line from the slowest to the fastest.
 """
 
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from asyncsim.base.console import number_text
-from asyncsim.drawing import findings, layout, look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -39,42 +42,62 @@ _TITLES = {"trace": "simulation", "cnn": "CNN on MNIST"}
 def throughput(finished: Finished) -> Figure:
     """Draw the rates: a panel for each task, a line for each number of workers and method."""
     # In the file an empty method is read as missing.
-    summary = finished.summary.assign(method=finished.summary["method"].fillna(""))
-    looks = look.looks(name for name in summary["method"].unique() if name)
-    labels = {name: f"{appearance.label}, " for name, appearance in looks.items()}
-    cases = summary["method"].map(labels).fillna("") + summary["workers"].map("{:,}".format)
-    panels_of = dict(list(summary.assign(case=cases).groupby("task", sort=False)))
-    most = max(rows["case"].nunique() for rows in panels_of.values())
-    height = max(1.3, 0.18 * most + 0.7)  # at least the room for the vertical label
-    figure, panels = look.new_grid(len(panels_of), height, extra_height=0.5)
-    for axes, (task, rows) in zip(panels, panels_of.items(), strict=True):
-        names = list(dict.fromkeys(rows["case"]))
-        for contender, (color, marker) in _MARKS.items():
-            part = rows[rows["contender"] == contender]
-            ends = part[["per_second_min", "per_second_max"]].sub(part["per_second"], axis=0).abs()
-            axes.errorbar(
-                part["per_second"],
-                part["case"].map(names.index),
-                xerr=ends.T,
-                fmt=marker,
-                color=color,
-                markersize=4,
-                elinewidth=1,
-                label=contender,
-            )
-        axes.set_xscale("log")
-        look.plain_logs(axes.xaxis)
-        axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylabel("method, workers" if rows["method"].any() else "workers")
-        axes.set_title(_TITLES.get(str(task), str(task)))
+    summary = finished.summary
+    summary = summary.assign(method=summary["method"].astype(object).fillna(""))
+    tasks = list(dict.fromkeys(summary["task"]))
+    case_count = max(
+        len(rows[["workers", "method"]].drop_duplicates()) for _, rows in summary.groupby("task")
+    )
+    height = max(1.3, 0.18 * case_count + 0.7)  # at least the room for the vertical label
+    figure, panels = look.new_grid(len(tasks), height, extra_height=0.5)
+    for axes, task in zip(panels, tasks, strict=True):
+        _panel(axes, summary[summary["task"] == task])
+        axes.set_title(_TITLES.get(task, task))
         axes.set_xlabel("visits / s" if task == "trace" else "commits or gradients / s")
+    handles = layout.labelled(figure)
     ratios = summary.loc[summary["contender"] == "usual loop", "ratio"]
-    ends = " to ".join(dict.fromkeys(map(number_text, ratios.agg(["min", "max"]).dropna())))
-    text = f"replay is {ends} times as fast as the usual loop" if ends else ""
-    figure.set_label(findings.sentence(text))
-    layout.finish(figure, "Median of the turns; lines from the slowest to the fastest", 3)
+    if len(ratios):
+        ends = " to ".join(dict.fromkeys(map(number_text, (ratios.min(), ratios.max()))))
+        figure.set_label(f"Replay is {ends} times as fast as the usual loop.")
+    about = "Median of the turns; lines from the slowest to the fastest"
+    layout.finish(figure, about, 3, [handles[name] for name in _MARKS if name in handles])
     return figure
+
+
+def _panel(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw one task: a row for each case, with a point for each contender."""
+    names = look.looks([name for name in dict.fromkeys(rows["method"]) if name])
+    cases = list(dict.fromkeys(zip(rows["method"], rows["workers"], strict=True)))
+    for name, (color, marker) in _MARKS.items():
+        contender_rows = rows[rows["contender"] == name]
+        places = [
+            cases.index(case)
+            for case in zip(contender_rows["method"], contender_rows["workers"], strict=True)
+        ]
+        if places:
+            axes.hlines(
+                places,
+                contender_rows["per_second_min"],
+                contender_rows["per_second_max"],
+                color=color,
+                linewidth=1,
+            )
+            axes.plot(
+                contender_rows["per_second"], places, marker, color=color, markersize=4, label=name
+            )
+    axes.set_xscale("log")
+    axes.set_xlim(rows["per_second_min"].min() / 1.6, rows["per_second_max"].max() * 1.6)
+    wide = rows["per_second_max"].max() > 30 * rows["per_second_min"].min()
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(len(cases) - 0.4, -0.6)
+    labels = [
+        f"{names[method].label}, {count:,}" if method else f"{count:,}" for method, count in cases
+    ]
+    axes.set_yticks(range(len(cases)), labels)
+    axes.set_ylabel("method, workers" if names else "workers")
+    axes.grid(axis="x", color=look.GREY, alpha=0.25, linewidth=0.4)
 
 
 draw = drawer("throughput", _COLUMNS, throughput=throughput)

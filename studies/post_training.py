@@ -235,6 +235,7 @@ class Config(JobOptions):
             cluster.rollouts,
             slots=cluster.rollouts.slots + self.more_slots,
             **{name: getattr(self, name) for name in _OF_SLOTS},
+            slots=cluster.rollouts.slots + self.more_slots,
             queue=queue,
         )
         return dataclasses.replace(cluster, rollouts=rollouts, failures=self.failures)

@@ -97,7 +97,8 @@ def _with_workers(attack: str, count: int) -> str:
         raise InputError(
             f"attack = {attack!r}: its workers follow from --byzantine; leave them out"
         )
-    return f"{name}(workers={count}, {arguments or ')'}"
+    rest = arguments.removesuffix(")")
+    return f"{name}(workers={count}{rest and f', {rest}'})"
 
 
 Config, SCALES = preset(
