@@ -233,7 +233,6 @@ class Config(JobOptions):
         assert cluster.rollouts is not None
         rollouts = dataclasses.replace(
             cluster.rollouts,
-            slots=cluster.rollouts.slots + self.more_slots,
             **{name: getattr(self, name) for name in _OF_SLOTS},
             slots=cluster.rollouts.slots + self.more_slots,
             queue=queue,
