@@ -10,7 +10,7 @@ To draw them again::
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of, setting_text
-from asyncsim.study.finished import Finished
+from asyncsim.study.finished import Finished, read
 from asyncsim.study.results import RANKING, cell_options
 from asyncsim.traces.phases import IN_WORDS
 
@@ -50,9 +50,12 @@ _LOST = {
 
 
 class Comparison:
-    """The results of a comparison, as its figures need them."""
+    """The results of a comparison, as its figures need them.
 
-    def __init__(self, finished: Finished):
+    ``compared``: columns that name a line; by default those of a ranked row.
+    """
+
+    def __init__(self, finished: Finished, compared: Sequence[str] = ()):
         self.finished, self.config = finished, finished.config
         self.best, self.rates = finished.table(RANKING), finished.table("tuning.csv")
         self.measure = self.config["measure"]
@@ -60,7 +63,8 @@ class Comparison:
         self.varied = [name for name in cell_options(self.config) if name in self.best]
         named = [*(name for name in self.varied if name != _RATE), "method"]
         named = list(dict.fromkeys(named))
-        self.compared = [name for name in self.config["compared"] if name in named] or ["method"]
+        compared = compared or self.config["compared"]
+        self.compared = [name for name in compared if name in named] or ["method"]
         if "method" in self.compared and len(self.best) > _MOST_LINES:
             self.compared = ["method"]  # the rest in panels of its own
         self.settings = [name for name in named if name not in self.compared]
@@ -101,10 +105,8 @@ class Comparison:
         layout.finish(figure, "; ".join(filter(None, parts)))
 
 
-def curves(finished: Finished) -> Figure | None:
+def curves(finished: Finished) -> Figure:
     """Draw the measure of each row at its best rate against simulated time, by setting."""
-    if "method" not in finished.summary:
-        return None
     results = Comparison(finished)
     measure = results.measure
     quantity = finished.config["target_of"] if measure.endswith("_to_target") else measure
@@ -132,23 +134,21 @@ def curves(finished: Finished) -> Figure | None:
 
 def rates(finished: Finished) -> Figure | None:
     """Draw the measure at every learning rate: means and standard deviations."""
-    if "method" not in finished.summary:
-        return None
     results = Comparison(finished)
-    return _along(results, results.rates, _RATE)
+    return along(results, results.rates, _RATE)
 
 
 def rows(finished: Finished) -> Figure | None:
     """Draw the measure at the best rate against an option with several numbers."""
-    if "method" not in finished.summary:
-        return None
     results = Comparison(finished)
     numbers = results.best[results.settings].select_dtypes("number").columns
-    return _along(results, results.best, numbers[-1]) if len(numbers) else None
+    return along(results, results.best, numbers[-1]) if len(numbers) else None
 
 
-def _along(results: Comparison, table: pd.DataFrame, x: str) -> Figure | None:
-    """Draw the measure against a column, a panel for each setting of the other columns."""
+def along(results: Comparison, table: pd.DataFrame, x: str) -> Figure | None:
+    """Draw the measure against a column of numbers, a panel for each setting of the other
+    columns.
+    """
     measure = results.measure
     table = table[np.isfinite(table[measure])]
     if table[x].nunique() < 2:
@@ -214,4 +214,6 @@ def time(finished: Finished) -> Figure | None:
 
 def draw(folder: str | os.PathLike, study: str) -> list[Path]:
     """Draw the figures of a comparison into its folder."""
-    return drawer(study, ("seed",), curves=curves, rates=rates, rows=rows, time=time)(folder)
+    of_methods = {"curves": curves, "rates": rates, "rows": rows}
+    of_methods = of_methods if "method" in read(folder, study).summary else {}
+    return drawer(study, ("seed",), **of_methods, time=time)(folder)

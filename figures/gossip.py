@@ -9,58 +9,23 @@ The data come from ``python -m asyncsim.study gossip``, which draws this itself.
 method at its best learning rate.
 """
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import number_text, over_seeds
-from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
-from asyncsim.study.columns import axis_of, setting_text
-from asyncsim.study.finished import Finished
-from asyncsim.study.results import RANKING
+from asyncsim.study.finished import Finished, figures
 
+comparison = figures("comparison")
 _DISTANCE = "consensus_distance"
 
 
 def consensus(finished: Finished) -> Figure | None:
-    """Draw the distances of the replicas against the spectral gap, a panel for each split."""
+    """Draw the distances of the replicas against the spectral gap, a panel for each setting."""
     if _DISTANCE not in finished.summary:
         return None
-    table = finished.table(RANKING, ("method", "topology", "spectral_gap", _DISTANCE))
-    table = table[np.isfinite(table[_DISTANCE])]
-    if table.empty:
-        return None
-    splits = [("", table)]
-    if "split" in table:
-        groups = table.groupby("split", sort=False)
-        splits = [(setting_text("split", split), rows) for split, rows in groups]
-    looks = look.looks(table["method"].unique())
-    markers = dict(zip(table["topology"].unique(), look.MARKERS * len(table), strict=False))
-    figure, panels = look.new_grid(len(splits), 2.7, sharey=True)
-    for axes, (title, rows) in zip(panels, splits, strict=True):
-        for row in rows.to_dict("records"):
-            appearance = looks[row["method"]]
-            axes.plot(
-                row["spectral_gap"],
-                row[_DISTANCE],
-                markers[row["topology"]],
-                color=appearance.color,
-                label=f"{appearance.label}, {row['topology'].removesuffix('()')}",
-            )
-        if (table[_DISTANCE] > 0).any():
-            axes.set_yscale("log")
-        axes.set_xlim(-0.05, 1.1)
-        axes.set_xlabel(axis_of("spectral_gap"))
-        axes.set_ylabel("mean squared distance\nfrom the mean replica")
-        layout.panel_title(axes, title)
-    seeds = over_seeds(int(table["seeds"].max()), "means over", int(table["seeds"].min()))
-    layout.finish(figure, f"replicas by topology; {finished.config['problem']}; {seeds}", 3)
-    far, near = table.loc[table[_DISTANCE].idxmax()], table.loc[table[_DISTANCE].idxmin()]
-    figure.set_label(
-        f"Replicas are farthest from their mean with {far['method']} on {far['topology']}, "
-        f"{number_text(far[_DISTANCE])}, and nearest with {near['method']} on {near['topology']}, "
-        f"{number_text(near[_DISTANCE])}."
-    )
+    results = comparison.Comparison(finished, compared=["method"])
+    results.measure, results.rising = _DISTANCE, False
+    results.settings = [name for name in results.settings if name != "topology"]
+    figure: Figure | None = comparison.along(results, results.best, "spectral_gap")
     return figure
 
 

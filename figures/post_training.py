@@ -61,9 +61,11 @@ def rewards(finished: Finished) -> Figure | None:
 def staleness(finished: Finished) -> Figure:
     """Draw the share of each staleness, a panel for each queue."""
     laws = finished.table("staleness.csv", ("queue", "seed", "weight", "staleness", "share"))
-    seeds = laws.groupby("queue")["seed"].nunique()
+    seeds = laws.groupby("queue")["seed"].transform("nunique")  # some lack a staleness
+    laws = laws.assign(share=laws["share"] / seeds)
     laws = laws.groupby(["queue", "weight", "staleness"])["share"].sum().reset_index()
-    laws["share"] /= laws["queue"].map(seeds)
+    products = laws["staleness"] * laws["share"]
+    means = products.groupby([laws["weight"], laws["queue"]]).sum()
     queues = list(dict.fromkeys(finished.table("queues.csv", ("queue",))["queue"]))
     figure, panels = look.new_grid(len(queues), 1.8, 0.6, sharex=True)
     most = int(laws.loc[laws["share"] > 1e-3, "staleness"].max())
@@ -79,8 +81,7 @@ def staleness(finished: Finished) -> Figure:
                 color=color,
                 label=f"by {weight}",
             )
-            mean = (rows["staleness"] * rows["share"]).sum()
-            axes.axvline(mean, color=color, linewidth=0.8, linestyle="--")
+            axes.axvline(means[weight, queue], color=color, linewidth=0.8, linestyle="--")
         axes.set_xlim(-0.6, most + 0.6)
         layout.whole_ticks(axes.xaxis)
         axes.tick_params(labelbottom=True)
@@ -89,9 +90,8 @@ def staleness(finished: Finished) -> Figure:
         layout.panel_title(axes, queue)
     about = "staleness of trained samples and tokens; dashed: means"
     layout.finish(figure, about, 2, width=look.DOUBLE)
-    means = laws.assign(mean=laws["staleness"] * laws["share"])
-    means = means[means["weight"] == "samples"].groupby("queue")["mean"].sum().sort_values()
-    ends = [f"{number_text(mean)} versions in {of}" for of, mean in means.iloc[[0, -1]].items()]
+    of_samples = means["samples"].sort_values().iloc[[0, -1]]
+    ends = [f"{number_text(mean)} versions in {queue}" for queue, mean in of_samples.items()]
     figure.set_label(f"The mean staleness of samples is {' to '.join(dict.fromkeys(ends))}.")
     return figure
 

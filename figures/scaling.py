@@ -39,47 +39,34 @@ def scaling(finished: Finished) -> Figure:
     figure, (efficiency_axes, layer_axes) = look.new_figure(
         look.DOUBLE, 3.3, 2, width_ratios=(1.5, 1)
     )
-    for way, (color, line) in _LOOKS.items():
-        rows = summary[summary["way"] == way].sort_values("nodes")
-        if rows.empty:
-            continue
-        efficiency_axes.plot(
-            rows["nodes"],
-            rows["efficiency"],
-            color=color,
-            linestyle=line,
-            linewidth=0.8,
-            label=f"{way}, without overheads",
-        )
+    for way, rows in summary.groupby("way"):
+        color, line = _LOOKS[str(way)]
+        efficiency = rows.set_index("nodes")["efficiency"].sort_index()
+        label = f"{way}, without overheads"
+        efficiency_axes.plot(efficiency, color=color, linestyle=line, linewidth=0.8, label=label)
     efficiency_axes.set_xscale("log", base=2)
     efficiency_axes.set_ylim(0, 1.05)
     nodes = set(summary["nodes"])
     if published is not None:
         nodes |= _draw_published(efficiency_axes, finished, published)
-    efficiency_axes.set_xticks(sorted(nodes))
-    efficiency_axes.xaxis.set_major_formatter("{x:.0f}")
+    layout.ticks_at(efficiency_axes.xaxis, sorted(nodes))
     efficiency_axes.set_xlabel("nodes")
     efficiency_axes.set_ylabel("speed-up / nodes")
     largest = int(summary["nodes"].max())
-    names = list(dict.fromkeys(layers["layer"].str.partition(".")[0]))
+    layers = layers[layers["nodes"] == largest].assign(stage=layers["layer"].str.partition(".")[0])
+    names = list(dict.fromkeys(layers["stage"]))
+    spent = layers.groupby(["way", "stage"])[["computing", "communicating"]].sum() * 1e3
     place = np.arange(len(names))
-    whole = layers[(layers["nodes"] == largest) & (layers["way"] == "data parallel")]
-    computing = whole.groupby(whole["layer"].str.partition(".")[0])["computing"].sum()[names] * 1e3
-    for way, (color, _) in _LOOKS.items():
-        rows = layers[(layers["nodes"] == largest) & (layers["way"] == way)]
-        if rows.empty:
-            continue
-        stage = rows["layer"].str.partition(".")[0]
-        spent = rows.groupby(stage)[["computing", "communicating"]].sum().loc[names] * 1e3
-        offset = -0.2 if way == "data parallel" else 0.2
+    for way in layers["way"].unique():
         layer_axes.plot(
-            spent["communicating"],
-            place + offset,
+            spent.loc[way].loc[names, "communicating"],
+            place + (-0.2 if way == "data parallel" else 0.2),
             "D",
-            color=color,
+            color=_LOOKS[way][0],
             markersize=3,
             label=f"communicating, {way}",
         )
+    computing = spent.loc["data parallel"].loc[names, "computing"]
     layer_axes.barh(place, computing, color="#d9d9d9", label="computing")
     layer_axes.set_xscale("log")
     layer_axes.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)

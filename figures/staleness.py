@@ -19,10 +19,9 @@ from matplotlib.figure import Figure
 
 from asyncsim import plots
 from asyncsim.base.console import counted, number_text, over_seeds
-from asyncsim.clusters.cluster_text import attack_text, parts
-from asyncsim.clusters.policy import asynchronous
+from asyncsim.clusters.cluster_text import parts
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import bins, curve_of, draw_curves, log_limits, trace_length
+from asyncsim.drawing.curves import curve_of, draw_curves, log_limits
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import energy_ratios
@@ -68,17 +67,12 @@ def energy(finished: Finished) -> Figure:
     Only commits before which the central variable has moved since the worker's read count (see
     `asyncsim.study.outcome.energy_ratios`).
     """
-    rows, timings = _rows(finished), _timings(finished)
-    workers = timings[0].workers
     runs = {
         str(method): [finished.run(name) for name in of_method["run_folder"]]
-        for method, of_method in rows.groupby("method", sort=False)
+        for method, of_method in _rows(finished).groupby("method", sort=False)
     }
+    workers = max(run.config["workers"] for of_method in runs.values() for run in of_method)
     labels = {name: appearance.label for name, appearance in look.looks(runs).items()}
-    for timing in timings:
-        if timing.workers != workers:
-            for name in timing.methods:
-                labels[name] += f", {counted(timing.workers, 'worker')}"
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
     curves = {name: curve_of(of, _energy_ratios, "median", workers) for name, of in runs.items()}
     axes.set_yscale("log")
@@ -89,16 +83,8 @@ def energy(finished: Finished) -> Figure:
     ends = {name: curve.mean[np.isfinite(curve.mean)][-1:] for name, curve in curves.items()}
     ratios = [f"{number_text(*ratio)} for {labels[name]}" for name, ratio in ends.items() if ratio]
     figure.set_label(f"Central over proxy energy ends at {', '.join(ratios)}." if ratios else "")
-    commits = trace_length(runs[timings[0].methods[0]])
-    steps = commits / bins(commits, workers) / workers
-    point_text = f"each point the median of {steps:.2g} worker step{'' if steps == 1 else 's'}"
-    policies = {timing.traces[0].policy for timing in _asynchronous(timings)}
-    # Several policies are named in the panels of the staleness histograms.
-    named = [str(policy) for policy in policies - {asynchronous()} if len(policies) == 1]
-    attack = attack_text(finished.config.get("attack"))
-    setting = [finished.config.get("problem", ""), counted(workers, "worker"), *named, *attack]
-    seeds = _seeds(finished, "mean and range of")
-    title = ["energies of methods", ", ".join(setting), seeds, point_text]
+    setting = f"{finished.config.get('problem', '')}, {counted(workers, 'worker')}"
+    title = ["energies of methods, medians", setting, _seeds(finished, "mean and range of")]
     layout.finish(figure, "; ".join(title), 2)
     return figure
 

@@ -10,7 +10,6 @@ how often. At paper scale 188 workers' epochs of MNIST, twice, for each seed: ab
 cores.
 """
 
-import numpy as np
 import pandas as pd
 
 from asyncsim.base.errors import InputError
@@ -21,7 +20,7 @@ from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.outcome import FINAL_SHARE, energy_ratios
 from asyncsim.study.sweep import ComparisonConfig, preset
 
-TABLES = ("compliance.csv", "energies.csv")
+TABLE = "compliance.csv"
 #: Most points of a curve over time.
 _POINTS = 100
 #: Worker steps until a momentum of 0.9 is near its final size, and all workers have read a new
@@ -30,11 +29,11 @@ _BEGINNING = 10
 #: Explanation above the table.
 _LEGEND = f"""central over proxy energy, means over the seeds
 of the whole vector: median of the first {_BEGINNING} worker steps, highest later median of a \
-stretch, median of the last tenth
+stretch, median of the last tenth; stable: share of the commits with at most the proxy's energy
 of the weights: quartiles over the last tenth; shares of the weights where pi is clipped at 0 and \
 at its upper end, and where update and drift have opposite signs
 counted: commits before which the central variable has moved since the worker's read; a diverged \
-run until its end, except for its loss and its last median"""
+run until its end, except for its last median"""
 _QUARTILES = [f"weight_ratio_{quantile}" for quantile in (25, 50, 75)]
 _SHARES = ["clipped_low", "clipped_high", "opposite_sign"]
 
@@ -73,10 +72,9 @@ def compliance(run: Run) -> pd.DataFrame:
     the weights.
 
     ``energy_ratio``: of the whole vector. ``weight_ratio_05`` to ``weight_ratio_95``: quantiles
-    over the weights whose proxy has energy. ``potential_energy``: minus the learning rate times the
-    minibatch loss. Shares of all weights: where GEM's pi is clipped at 0 (``clipped_low``) and at
-    ``pi_max`` (``clipped_high``), both NaN for other methods, and where the update opposes the
-    previous movement (``opposite_sign``).
+    over the weights whose proxy has energy. Shares of all weights: where GEM's pi is clipped at 0
+    (``clipped_low``) and at ``pi_max`` (``clipped_high``), both NaN for other methods, and where
+    the update opposes the previous movement (``opposite_sign``).
     """
     # The single tensor of a vector has no name either.
     totals = run.diagnostics[run.diagnostics["tensor"] == ""].drop_duplicates(
@@ -97,86 +95,56 @@ def compliance(run: Run) -> pd.DataFrame:
 
 def energies(run: Run) -> pd.DataFrame:
     """Compute the energies of every commit, and their ratio."""
-    table = run.commits[
-        ["commit", "commit_time", "worker", "central_energy", "proxy_energy"]
-    ].copy()
-    table.insert(2, "worker_step", table["commit"] / run.config["workers"])
-    rate = run.config["hyperparameters"].get("learning_rate")
-    table["potential_energy"] = (
-        -rate * run.commits["loss"] if isinstance(rate, int | float) else np.nan
+    table = run.commits[["commit", "commit_time", "worker", "central_energy", "proxy_energy"]]
+    return table.assign(
+        worker_step=table["commit"] / run.config["workers"],
+        energy_ratio=table["central_energy"] / table["proxy_energy"],
     )
-    table["energy_ratio"] = _ratio(table)
-    return table
 
 
 def over_time(run: Run) -> pd.DataFrame:
-    """Compute medians of the energies and of their ratio over stretches of the run.
+    """Compute medians of the energies' ratio over stretches of the run.
 
     The ratio is `asyncsim.study.outcome.energy_ratios`, NaN without any movement of the central
     variable. ``stable``: share of the commits with at most the proxy's energy (equation 12).
     ``worker_step``: middle of the stretch.
     """
     table = energies(run)
-    steps = run.config["commits"] / run.config["workers"]
-    width = max(1.0, steps / _POINTS)
-    table["worker_step"] = (table["worker_step"] // width + 0.5) * width
+    width = max(1.0, run.config["commits"] / run.config["workers"] / _POINTS)
+    stretch = (table["worker_step"] // width + 0.5) * width
     # A commit without movement is stable, but must not lower the median ratio.
-    table["stable"] = table["energy_ratio"] <= 1
-    table["energy_ratio"] = energy_ratios(table)
-    groups = table.groupby("worker_step")
-    of_energies = [
-        "commit_time",
-        "central_energy",
-        "proxy_energy",
-        "potential_energy",
-        "energy_ratio",
-    ]
-    return groups[of_energies].median().join(groups["stable"].mean()).reset_index()
+    table = table.assign(stable=table["energy_ratio"] <= 1, energy_ratio=energy_ratios(table))
+    groups = table.groupby(stretch)
+    return groups.agg({"energy_ratio": "median", "stable": "mean"}).reset_index()
 
 
-def report(summary: pd.DataFrame, table: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
+def report(summary: pd.DataFrame, weights: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     """Return the printed table from the summary, the compliance table and the curves."""
-    rows = []
-    for (method, workers), runs in summary.groupby(["method", "workers"], sort=False):
-        weights, curve = (
-            selection[(selection["method"] == method) & (selection["workers"] == workers)]
-            for selection in (table, curves)
-        )
-        last, moved = _last(weights), _last(weights[weights["central_energy"] > 0])
-        later = curve[curve["worker_step"] >= _BEGINNING]
-        rows.append(
-            {
-                "method": method,
-                "workers": workers,
-                "seeds": len(runs),
-                "diverged": (runs["status"] == "diverged").sum(),
-                "final_loss": runs["final_loss"].mean(),
-                "first_steps": curve[curve["worker_step"] < _BEGINNING]["energy_ratio"].median(),
-                "highest": later.groupby("seed")["energy_ratio"].max().mean(),
-                "last": runs["energy_ratio"].mean(),
-                **moved[_QUARTILES].mean(),
-                **last[_SHARES].mean(),
-            }
-        )
-    return titled(pd.DataFrame(rows))
+    by = ["method", "workers"]
+    is_begun = curves["worker_step"] >= _BEGINNING
+    highest = curves[is_begun].groupby([*by, "seed"])["energy_ratio"].max()
+    rows = [
+        summary.groupby(by, sort=False)["energy_ratio"].mean().rename("last"),
+        curves[~is_begun].groupby(by)["energy_ratio"].median().rename("first_steps"),
+        highest.groupby(by).mean().rename("highest"),
+        curves.groupby(by)["stable"].mean(),
+        _last(weights[weights["central_energy"] > 0]).groupby(by)[_QUARTILES].mean(),
+        _last(weights).groupby(by)[_SHARES].mean(),
+    ]
+    table = rows[0].to_frame().join(rows[1:]).reset_index()
+    return titled(table, [*by, "first_steps", "highest", "last", "stable", *_QUARTILES, *_SHARES])
 
 
-def _last(table: pd.DataFrame) -> pd.DataFrame:
-    """Select the last tenth of each seed's run; at least its last diagnosed commit."""
-    ends = table.groupby("seed")["worker_step"].transform("max")
-    return table[table["worker_step"] >= (1 - FINAL_SHARE) * ends]
+def _last(weights: pd.DataFrame) -> pd.DataFrame:
+    """Select the last tenth of each run; at least its last diagnosed commit."""
+    ends = weights.groupby(["method", "workers", "seed"])["worker_step"].transform("max")
+    return weights[weights["worker_step"] >= (1 - FINAL_SHARE) * ends]
 
 
 def by_workers(table: Results) -> Further:
-    """Tabulate the energies of the diagnosed commits, and over time."""
-    tables = table.finished.each_run(lambda run: [compliance(run), over_time(run)])
-    parts = [_LEGEND, report(table.finished.summary, *tables)]
-    return dict(zip(TABLES, tables, strict=True)), parts
-
-
-def _ratio(table: pd.DataFrame) -> pd.Series:
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return table["central_energy"] / table["proxy_energy"]
+    """Tabulate the energies of the diagnosed commits; print them by workers."""
+    weights, curves = table.finished.each_run(lambda run: [compliance(run), over_time(run)])
+    return {TABLE: weights}, [_LEGEND, report(table.finished.summary, weights, curves)]
 
 
 run = Comparison(

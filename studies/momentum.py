@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import counted, number_text
-from asyncsim.base.errors import InputError, require_positive
+from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.base.files import read_table
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.laws import Exponential
@@ -95,10 +95,7 @@ class Options(ComparisonConfig):
         """Check the options; see `StudyOptions.check`."""
         require_positive("step", self.step)
         fewest = min(self.varied["workers"])
-        if self.seeds < _FEWEST:
-            raise InputError(
-                f"seeds = {self.seeds}: must be at least {_FEWEST}, or the estimates have no error"
-            )
+        require_count("seeds", self.seeds, _FEWEST)  # or the estimates have no error
         if fewest < 2:
             raise InputError(
                 "workers = 1: any momentum fits a lone worker's path; give two or more"
@@ -113,11 +110,7 @@ class Options(ComparisonConfig):
                 f"learning_rate = {self.learning_rate}: follows from step here; give that"
             )
         for name, value in _NEEDED.items():
-            if getattr(self, name) != value:
-                raise InputError(
-                    f"{name} = {getattr(self, name)!r}: must be {value!r} here, a quadratic of "
-                    "which every version is read; leave it out"
-                )
+            require_choice(name, getattr(self, name), (value,))
         super().check()
 
 
@@ -137,15 +130,6 @@ Config, SCALES = preset(
 )
 
 
-class Paths(NamedTuple):
-    """Paths of the central variable for the seeds that stayed finite, ``[seeds, commits + 1]``, and
-    summary rows.
-    """
-
-    values: np.ndarray
-    rows: list[dict[str, Any]]
-
-
 class Estimate(NamedTuple):
     """Estimated momentum and step of the mean path, with their standard errors."""
 
@@ -162,22 +146,7 @@ def run(config: Options) -> Result:
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), config.points())
         for method in cells[0].methods:
-            timed = method.timing.policy is not None or method.timing.protocol not in (
-                None,
-                "exchange",
-            )
-            if timed or method.resume or method.reply or method.look_ahead:
-                raise InputError(
-                    f"methods: workers of {method.name!r} do not read every version of the central "
-                    "variable, "
-                    "so their losses do not give its path; leave it out"
-                )
-            if not _steps_plainly(method) and any(cell.config.window > 1 for cell in cells):
-                raise InputError(
-                    f"optimizer = {method.hyperparameters['optimizer']!r}: with a window above one "
-                    "the path is known "
-                    "for plain gradient steps only; leave optimizer out, or give window 1"
-                )
+            _require_known_path(config, method)
         record = config.record(cells[0].methods, problem)
         executor = executor_of(config, [(problem, cell.cluster.workers) for cell in cells])
         jobs = [_job(cell, method) for cell in cells for method in cell.methods]
@@ -213,6 +182,22 @@ def revealing_quadratic() -> Problem:
     )
 
 
+def _require_known_path(config: Options, method: Method) -> None:
+    """Raise InputError for a method whose recorded losses do not give the central path."""
+    timing = method.timing
+    reads_all = timing.policy is None and timing.protocol in (None, "exchange")
+    if not reads_all or method.resume or method.reply or method.look_ahead:
+        raise InputError(
+            f"methods: workers of {method.name!r} do not read every version of the central "
+            "variable, so their losses do not give its path; leave it out"
+        )
+    if not _steps_plainly(method) and max(np.atleast_1d(config.window)) > 1:
+        raise InputError(
+            f"optimizer = {method.hyperparameters['optimizer']!r}: with a window above one the "
+            "path is known for plain gradient steps only; leave optimizer out, or give window 1"
+        )
+
+
 def _verdict(table: pd.DataFrame) -> str:
     """Say how far the measured momentum is from the theory's."""
     gap = (table["momentum_measured"] - table["momentum_theory"]).abs()
@@ -223,8 +208,12 @@ def _verdict(table: pd.DataFrame) -> str:
     return f"largest gap to theory's momentum: {number_text(gap.max())}, {workers}, {row['method']}"
 
 
-def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
-    """Replay all seeds and return the paths of the central variable over ``steps`` worker steps."""
+def central_paths(
+    cell: Cell, method: Method, steps: int
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Replay all seeds over ``steps`` worker steps; return the paths of the central variable for
+    the seeds that stayed finite, ``[seeds, commits + 1]``, and a summary row for each seed.
+    """
     workers, config = cell.cluster.workers, cell.config
     commits = steps * workers
     # The loss is the mean over the local steps of a window, and each step shrinks x by the same
@@ -251,7 +240,6 @@ def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
             values.append(path[: commits + 1])
         rows.append(
             {
-                "method": method.name,
                 "seed": seed,
                 "status": "finished" if finite else "diverged",
                 "central": path[commits],
@@ -259,7 +247,7 @@ def central_paths(cell: Cell, method: Method, steps: int) -> Paths:
                 "staleness_std": staleness[workers:].std(),
             }
         )
-    return Paths(np.array(values).reshape(-1, commits + 1), rows)
+    return np.reshape(values, (-1, commits + 1)), rows
 
 
 def estimate_momentum(paths: np.ndarray) -> Estimate:
@@ -277,21 +265,18 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
     """
     move = np.diff(paths)
     x, y = np.stack([move[:, :-1], -paths[:, 1:-1]], axis=-1), move[:, 1:]
-    own_xx, own_xy = np.einsum("sti,stj->sij", x, x), np.einsum("sti,st->si", x, y)
-    sum_x, sum_y = x.sum(0), y.sum(0)
 
-    def solve(x: np.ndarray, y: np.ndarray, xx: np.ndarray, xy: np.ndarray) -> np.ndarray:
-        return np.linalg.solve(x.T @ x - xx, x.T @ y - xy)
+    def solve(seeds: np.ndarray) -> np.ndarray:
+        x_own, y_own = x[seeds], y[seeds]
+        sum_x, sum_y = x_own.sum(0), y_own.sum(0)
+        xx = sum_x.T @ sum_x - np.einsum("sti,stj->ij", x_own, x_own)
+        return np.linalg.solve(xx, sum_x.T @ sum_y - np.einsum("sti,st->i", x_own, y_own))
 
-    momentum, step = solve(sum_x, sum_y, own_xx.sum(0), own_xy.sum(0))
-    without = np.array(
-        [
-            solve(sum_x - x[i], sum_y - y[i], own_xx.sum(0) - own_xx[i], own_xy.sum(0) - own_xy[i])
-            for i in range(len(paths))
-        ]
-    )
+    every = np.arange(len(paths))
+    without = np.array([solve(np.delete(every, seed)) for seed in every])
     errors = without.std(0) * np.sqrt(len(paths) - 1)
-    return Estimate(float(momentum), float(errors[0]), float(step), float(errors[1]))
+    (momentum, step), (momentum_error, step_error) = solve(every).tolist(), errors.tolist()
+    return Estimate(momentum, momentum_error, step, step_error)
 
 
 def report(momentum: pd.DataFrame) -> pd.DataFrame:
@@ -319,66 +304,49 @@ def _job(cell: Cell, method: Method) -> Job:
         _measured,
         *(cell, method),
         folder=f"parts/{cell.folder}",
-        labels={**_of_cell(cell), "method": method.name},
-        say=_momentum_told,
+        labels=_labels(cell, method),
     )
 
 
-def _momentum_told(tables: Tables) -> str:
-    (row,) = tables[TABLE]
-    return f"momentum {row['momentum_measured']:.4f} \u00b1 {row['standard_error']:.4f}"
+def _labels(cell: Cell, method: Method) -> dict[str, Any]:
+    cluster, compute = cell.cluster, str(cell.values["compute"])
+    labels = {"compute": compute, "workers": cluster.workers, "window": cluster.window}
+    return {**labels, "method": method.name}
 
 
 def _measured(cell: Cell, method: Method) -> Tables:
     """Measure a cell and method; return, by table, the estimate and a row per seed."""
     with cell.config.computing_device():
-        paths = central_paths(cell, method, cell.config.steps)
-    seeds, workers = len(paths.values), cell.cluster.workers
-    estimate = estimate_momentum(paths.values) if seeds >= _FEWEST else Estimate()
+        paths, rows = central_paths(cell, method, cell.config.steps)
+    workers, labels = cell.cluster.workers, _labels(cell, method)
+    step, assumptions_hold = _theory(cell, method)
     row = {
-        **_of_cell(cell),
-        "method": method.name,
-        "seeds": seeds,
-        **estimate._asdict(),
+        **labels,
+        "seeds": len(paths),
+        **(estimate_momentum(paths) if len(paths) >= _FEWEST else Estimate())._asdict(),
         "momentum_theory": implicit_momentum(workers),
-        "step_theory": _commit_step(cell, method) / workers,
-        **pd.DataFrame(paths.rows)[["staleness_mean", "staleness_std"]].mean(),
-        "assumptions_hold": _is_known(cell, method) and _assumptions_hold(cell),
+        "step_theory": step / workers,
+        **pd.DataFrame(rows)[["staleness_mean", "staleness_std"]].mean(),
+        "assumptions_hold": assumptions_hold,
     }
-    return {TABLE: [row], results.SUMMARY: [{**_of_cell(cell), **seed} for seed in paths.rows]}
+    return {TABLE: [row], results.SUMMARY: [{**labels, **seed} for seed in rows]}
 
 
-def _of_cell(cell: Cell) -> dict[str, Any]:
-    return {
-        "compute": str(cell.values["compute"]),
-        "workers": cell.cluster.workers,
-        "window": cell.cluster.window,
-    }
-
-
-def _commit_step(cell: Cell, method: Method) -> float:
-    """Return the step of one commit relative to the version read, NaN for a method outside the
-    theory.
+def _theory(cell: Cell, method: Method) -> tuple[float, bool]:
+    """Return the step of a commit relative to the version read, and whether the theory of the
+    momentum holds; NaN and False for other methods than plain steps at the cell's learning rate.
     """
-    if not _is_known(cell, method):
-        return np.nan
-    return window_step(cell.config.learning_rate, cell.config.window, _AVERAGED[method.name])
-
-
-def _is_known(cell: Cell, method: Method) -> bool:
-    """Return whether theory covers the method's commits: plain steps at the cell's learning
-    rate.
-    """
+    config, cluster = cell.config, cell.cluster
     rate = method.hyperparameters.get("learning_rate")
-    return method.name in _AVERAGED and _steps_plainly(method) and rate == cell.config.learning_rate
+    is_known = method.name in _AVERAGED and _steps_plainly(method)
+    if not is_known or rate != config.learning_rate:
+        return np.nan, False
+    is_memoryless = isinstance(cluster.compute, Exponential) and cluster.window == 1
+    is_instantaneous = cluster.service.mean == 0 and max(journeys(cluster)) == 0
+    step = window_step(config.learning_rate, config.window, _AVERAGED[method.name])
+    return step, is_memoryless and is_instantaneous
 
 
 def _steps_plainly(method: Method) -> bool:
     """Return whether the local steps are gradient descent, as with optax's ``sgd``."""
     return method.hyperparameters.get("optimizer", "sgd") == "sgd"
-
-
-def _assumptions_hold(cell: Cell) -> bool:
-    cluster = cell.cluster
-    memoryless = isinstance(cluster.compute, Exponential) and cluster.window == 1
-    return memoryless and cluster.service.mean == 0 and max(journeys(cluster)) == 0

@@ -3,7 +3,7 @@
 For each queue between the slots that generate samples and the learner: the time of an update, who
 is busy, how stale samples are, and which samples are lost. A small policy is then trained on these
 very samples with each correction, at the best of its learning rates. Prints a table of queues, a
-table of rewards and one sentence; writes these, the laws of staleness and a timeline as tables, and
+ranking by the time to a reward and a verdict; writes these and the laws of staleness as tables, and
 figures.
 
 With --recording FILE, a log of a real system as asyncsim check-lag reads it, its slots, lengths,
@@ -39,53 +39,60 @@ from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.loading import own_file
-from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, spread, tuned, verdict
+from asyncsim.study.ranking import (
+    Measure,
+    at_the_edge,
+    grid,
+    ranked,
+    ranked_parts,
+    spread,
+    tuned,
+    verdict,
+)
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates, time_to_target
 from asyncsim.traces.samples import binding_limit
 from asyncsim.traces.trace import Trace
 
 #: Files beside the summary of runs: of the jobs, and of the conclusion.
-CLOCKS, STALENESS, TIMELINE, UPDATES, EVALUATIONS, SPLIT = (
-    f"{name}.csv" for name in ("clocks", "staleness", "timeline", "updates", "evaluations", "split")
+CLOCKS, STALENESS, EVALUATIONS, SPLIT = (
+    f"{name}.csv" for name in ("clocks", "staleness", "evaluations", "split")
 )
-_TIME = Measure("time_to_target")
 QUEUES, REWARDS, CURVES = (f"{name}.csv" for name in ("queues", "rewards", "curves"))
-#: Numbers of a clock: of `Trace.summary`.
-_NUMBERS = (
-    "update_time",
-    "learner_busy",
-    "slots_busy",
-    "staleness_mean",
-    "staleness_max",
-    "staleness_tokens_mean",
-    "staleness_tokens_max",
-    "samples_lost",
-    "lost_share",
-    "length_started",
-    "length_trained",
-)
+_TIME = Measure("time_to_target")
+#: The columns that name a run of each seed; rewards by the quartile of length.
+_KEYS = ["queue", "correction", "learning_rate"]
+_QUARTILES = [f"reward_q{part}" for part in range(1, 5)]
 _LIMITS = {
     "slots": "slots bind",
     "learner": "learner binds",
     "both": "both are always busy",
     "queue": "queue binds",
 }
-#: The columns of the printed table of queues.
+#: The columns of the printed table of queues, and of the divisions of accelerators.
+_OF_CLOCK = (
+    Column("update_time", "s an update"),
+    "learner_busy",
+    "slots_busy",
+    Column("staleness_mean", "staleness"),
+    Column("staleness_max", "largest"),
+    Column("staleness_tokens_mean", "by tokens"),
+    Column("lost_share", "lost"),
+    Column("length_started", "length (s)"),
+    Column("length_trained", "trained (s)"),
+    "limit",
+)
+_OF_SPLIT = ("queue", "generating", "training", *_OF_CLOCK[:4], "limit")
 _LEGEND = (
     "staleness, largest: of samples, by the version at their start; by tokens: mean, by the "
     "version that wrote each token\nlost: share of finished or cancelled samples that were never "
     "trained; length, trained: means of started and of trained samples"
 )
-#: Slots and seconds (mean lengths) that the timeline shows; the share of the run after which it
-#: begins.
-_SLOTS_SHOWN, _LENGTHS_SHOWN, _TIMELINE_AT = 16, 6.0, 0.5
-#: Queues, the first, that have a timeline.
-_TIMELINES = 3
 #: Of the end of a run, over which rewards by length are averaged.
 _LATE = 0.2
-#: Options that a recording replaces, and those of the training alone.
+#: Options that a recording replaces, that it lacks, and of the training alone.
 _OF_RECORDING = ("slots", "length", "train", "group", "batch")
+_OF_SLOTS = ("consume", "submit", "updates", "prefill", "transfer")
 _OF_TRAINING = ("baseline", "inner_steps", "optimizer", "problem", "tune", "target", "by_length")
 #: Evaluations after the first one that meets the target at which it must still be met.
 _HOLD = 1
@@ -174,20 +181,17 @@ class Config(JobOptions):
     def check(self) -> None:
         """Check the options."""
         super().check()
-        if self.recording is not None and not Path(self.recording).is_file():
-            raise InputError(
-                f"recording = {str(self.recording)!r}: there is no such file; give a log, parquet "
-                "or CSV"
-            )
-        unused: dict[str, tuple[str, ...]] = {}
         if self.recording is not None:
-            unused["beside recording"] = _OF_RECORDING
+            if not self.recording.is_file():
+                raise InputError(
+                    f"recording = {str(self.recording)!r}: there is no such file; give a log, "
+                    "parquet or CSV"
+                )
+            self.say_ignored(_OF_RECORDING, "beside --recording")
         if not self.corrections:
-            unused["without corrections"] = _OF_TRAINING
-        for reason, names in unused.items():
-            for name in filter(self.changed, names):
-                value = getattr(self, name)
-                raise InputError(f"{name} = {value}: has no effect {reason}; leave it out")
+            self.say_ignored(_OF_TRAINING, "without --corrections")
+        if not self.split:
+            self.say_ignored(("accelerators",), "without --split")
         require_count("steps", self.steps)
         require_count("split", self.split, 0, 1000)
         require_count("more_slots", self.more_slots, minimum=0)
@@ -195,10 +199,6 @@ class Config(JobOptions):
             require_number("target", self.target)
         for count in self.accelerators:
             require_count("accelerators", count)
-        if self.changed("accelerators") and not self.split:
-            raise InputError(
-                f"accelerators = {self.accelerators}: has no effect without split; give split, too"
-            )
         if self.split == 1:
             raise InputError("split = 1: one accelerator cannot be divided; give 2 or more")
         check_values("queues", self.queues)
@@ -224,27 +224,20 @@ class Config(JobOptions):
 
     def cluster(self, queue: str) -> Cluster:
         """Return the cluster with a queue."""
-        own: dict[str, Any] = {
-            "consume": self.consume,
-            "submit": self.submit,
-            "updates": self.updates,
-            "queue": queue,
-        }
-        own |= {"prefill": self.prefill, "transfer": self.transfer}
         if self.recording is not None:
-            base = calibrate_rollouts(self.recording)
-            assert base.rollouts is not None
-            slots = base.rollouts.slots + self.more_slots
-            rollouts = dataclasses.replace(base.rollouts, slots=slots, **own)
-            return Cluster(1, base.compute, rollouts=rollouts, failures=self.failures)
-        rollouts = Rollouts(
-            slots=self.slots + self.more_slots,
-            length=as_law("length", self.length),
-            group=self.group,
-            batch=self.batch,
-            **own,
+            cluster = calibrate_rollouts(self.recording)
+        else:
+            length = as_law("length", self.length)
+            rollouts = Rollouts(self.slots, length, group=self.group, batch=self.batch)
+            cluster = Cluster(1, self.train, rollouts=rollouts)
+        assert cluster.rollouts is not None
+        rollouts = dataclasses.replace(
+            cluster.rollouts,
+            **{name: getattr(self, name) for name in _OF_SLOTS},
+            slots=cluster.rollouts.slots + self.more_slots,
+            queue=queue,
         )
-        return Cluster(1, self.train, rollouts=rollouts, failures=self.failures)
+        return dataclasses.replace(cluster, rollouts=rollouts, failures=self.failures)
 
 
 def run(config: Config) -> Result:
@@ -278,25 +271,35 @@ def _conclude(
     config: Config, clusters: dict[str, Cluster], folder: Path, summary: pd.DataFrame
 ) -> None:
     finished = read(folder, "post_training")
-    tables = {QUEUES: queue_table(finished.table(CLOCKS))}
+    queues = queue_table(finished.table(CLOCKS))
+    tables, quickest = {QUEUES: queues}, queues.loc[queues["update_time"].idxmin()]
+    seeds = over_seeds(config.seeds, "means over")
+    about = f"{_about(config, clusters)}; {seeds}, after the first fifth of the updates"
+    parts: list[Any] = [about, titled(queues, ("queue", *_OF_CLOCK)), _LEGEND]
+    verdicts = [clock_verdict(queues)]
+    if (folder / SPLIT).exists():
+        divided = _with_limits(finished.table(SPLIT).sort_values("update_time", kind="stable"))
+        tables[SPLIT], (generating, training) = divided, config.accelerators
+        best = divided.iloc[0]
+        parts += [
+            f"{config.split} accelerators divided, by time alone, from {generating} for rollouts "
+            f"and {training} for training; the quickest first",
+            titled(divided.head(10), _OF_SPLIT),
+        ]
+        verdicts.append(
+            f"best division: {best['generating']} for rollouts and {best['training']} for "
+            f"training with {best['queue']}, {number_text(best['update_time'])} s an update"
+        )
     if config.corrections:
         evaluations = finished.table(EVALUATIONS)
         rewards = reward_table(with_targets(config, summary, evaluations))
         tables |= {REWARDS: rewards, CURVES: _best_curves(rewards, evaluations)}
-    if (folder / SPLIT).exists():
-        divided = finished.table(SPLIT).sort_values("update_time", kind="stable", ignore_index=True)
-        tables[SPLIT] = divided
-    rows = tables.get(REWARDS, tables[QUEUES])
-    by = "time_to_target" if REWARDS in tables else "update_time"
-    queue = rows.loc[rows[by].idxmin(), "queue"]
-    trace = simulate(clusters[queue], config.steps, 0, progress=False)
-    present(
-        folder,
-        tables,
-        *_parts(config, clusters, tables),
-        verdict=answer(tables),
-        example=(f"{queue}, seed 0", trace),
-    )
+        parts += _reward_parts(config, rewards)
+        verdicts.append(reward_verdict(rewards))
+        quickest = rewards.iloc[0]
+    trace = simulate(clusters[quickest["queue"]], config.steps, 0, progress=False)
+    example = (f"{quickest['queue']}, seed 0", trace)
+    present(folder, tables, *parts, verdict=verdicts, example=example)
 
 
 def _about(config: Config, clusters: dict[str, Cluster]) -> str:
@@ -344,21 +347,13 @@ def _measure(
     with config.computing_device():
         trace = simulate(cluster, config.steps, seed, progress=False)
         labels = {"queue": queue, "seed": seed}
-        clock = pd.DataFrame([{**labels, **_clock_numbers(trace)}])
+        clock = pd.DataFrame([{**labels, **trace.summary()}])
         tables = {CLOCKS: clock, STALENESS: _staleness(trace).assign(**labels)}
-        if seed == 0 and queue in config.queues[:_TIMELINES]:
-            tables |= timeline(queue, trace)
         if config.corrections:
             tables |= _train(config, trace, queue, problem)
         else:
             tables[results.SUMMARY] = clock.assign(status="finished")
         return {name: table.to_dict("records") for name, table in tables.items()}
-
-
-def _clock_numbers(trace: Trace) -> dict[str, float]:
-    """Return the numbers of a clock, and the limit that binds."""
-    numbers = trace.summary()
-    return {name: numbers[name] for name in _NUMBERS}
 
 
 def queue_table(clocks: pd.DataFrame) -> pd.DataFrame:
@@ -384,25 +379,6 @@ def _staleness(trace: Trace) -> pd.DataFrame:
     return pd.concat(laws)
 
 
-def timeline(queue: str, trace: Trace) -> dict[str, pd.DataFrame]:
-    """Return the samples of some slots and the updates in a few seconds amid a run."""
-    assert trace.cluster is not None and trace.cluster.rollouts is not None
-    begin = float(trace.frame["commit_time"].iloc[int(_TIMELINE_AT * len(trace))])
-    end = begin + _LENGTHS_SHOWN * trace.cluster.rollouts.length.mean
-    slots = trace.cluster.rollouts.slots
-    samples = trace.samples[trace.samples["slot"] < _SLOTS_SHOWN]
-    samples = samples.assign(end_time=samples["end_time"].fillna(end))
-    samples = samples[(samples["end_time"] > begin) & (samples["start_time"] < end)]
-    updates = trace.frame[(trace.frame["commit_time"] >= begin) & (trace.frame["start_time"] < end)]
-    shown = {
-        TIMELINE: samples[["slot", "start_time", "end_time", "staleness", "outcome"]].assign(
-            slots=slots
-        ),
-        UPDATES: updates[["commit", "start_time", "send_time"]],
-    }
-    return {name: table.assign(queue=queue, begin=begin, end=end) for name, table in shown.items()}
-
-
 def _split_job(config: Config, queue: str, cluster: Cluster, generating: int) -> Job:
     """Return the job of a clock with the accelerators divided in one way."""
     labels = {"queue": queue, "generating": generating, "training": config.split - generating}
@@ -416,15 +392,9 @@ def _divided(config: Config, cluster: Cluster, labels: dict[str, Any]) -> Tables
     slots = max(1, round(cluster.rollouts.slots * labels["generating"] / generating))
     rollouts = dataclasses.replace(cluster.rollouts, slots=slots)
     compute = scaled(cluster.compute, training / labels["training"])
-    trace = simulate(
-        dataclasses.replace(cluster, compute=compute, rollouts=rollouts),
-        config.steps,
-        0,
-        progress=False,
-    )
-    return {
-        SPLIT: _with_limits(pd.DataFrame([{**labels, **_clock_numbers(trace)}])).to_dict("records")
-    }
+    divided = dataclasses.replace(cluster, compute=compute, rollouts=rollouts)
+    trace = simulate(divided, config.steps, 0, progress=False)
+    return {SPLIT: [{**labels, **trace.summary()}]}
 
 
 def _train(
@@ -445,7 +415,7 @@ def _train(
                     "reward": run.evaluations["reward"].iloc[-1],
                     "final_loss": run.commits["loss"].iloc[-1],
                     "simulated_seconds": run.commits["commit_time"].iloc[-1],
-                    **late[["weight", *(f"reward_q{part}" for part in range(1, 5))]].mean(),
+                    **late[["weight", *_QUARTILES]].mean(),
                 }
             )
             curves.append(run.evaluations[["commit", "commit_time", "reward"]].assign(**labels))
@@ -457,17 +427,15 @@ def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFram
     start = evaluations.loc[evaluations["commit"] == 0, "reward"].mean()
     best = np.fmax(start, summary.loc[summary["status"] == "finished", "reward"].max())
     target = config.target if config.target is not None else (start + best) / 2
-    keys = ["queue", "correction", "learning_rate", "seed"]
-    runs = evaluations.groupby(keys, sort=False)
+    keys = [*_KEYS, "seed"]
+    runs = dict(list(evaluations.groupby(keys, sort=False)))
+    of_rows = [runs[values] for values in summary[keys].itertuples(index=False, name=None)]
     times = {
         name: [
             time_to_target(run["commit_time"], -run["reward"], -target, hold)
             if target > start
             else np.inf
-            for run in (
-                runs.get_group(values)
-                for values in summary[keys].itertuples(index=False, name=None)
-            )
+            for run in of_rows
         ]
         for name, hold in (("time_to_target", _HOLD), ("first_touch", 0))
     }
@@ -475,26 +443,16 @@ def with_targets(config: Config, summary: pd.DataFrame, evaluations: pd.DataFram
 
 
 def reward_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per queue and correction at its best rate for the final reward, the quickest to
-    the target first; means over the seeds.
+    """Rank the queues and corrections by their time to the target, each at its best rate for the
+    final reward; means over the seeds.
     """
-    keys = ["queue", "correction"]
-    best = tuned(summary, keys, Measure("reward", "most"))
-    columns = [
-        "reward",
-        "time_to_target",
-        "weight",
-        "target",
-        *(f"reward_q{part}" for part in range(1, 5)),
-    ]
-    by = [*keys, "learning_rate"]
-    return ranked(grid(best, by, columns, _TIME), best, by, _TIME)
+    best = tuned(summary, _KEYS[:2], Measure("reward", "most"))
+    rows = grid(best, _KEYS, ["reward", "weight", *_QUARTILES], _TIME)
+    return ranked(rows, best, _KEYS, _TIME).assign(target=summary["target"].iloc[0])
 
 
 def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    keys = ["queue", "correction", "learning_rate"]
-    best = rewards[keys].merge(curves, on=keys)
-    band = best.groupby([*keys, "commit"], sort=False)
+    band = rewards[_KEYS].merge(curves, on=_KEYS).groupby([*_KEYS, "commit"], sort=False)
     return band.agg(
         commit_time=("commit_time", "mean"),
         reward=("reward", "mean"),
@@ -503,107 +461,41 @@ def _best_curves(rewards: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()
 
 
-def _parts(
-    config: Config, clusters: dict[str, Cluster], tables: dict[str, pd.DataFrame]
-) -> list[str | pd.DataFrame]:
-    queues = tables[QUEUES]
-    seeds = over_seeds(config.seeds, "means over")
-    about = f"{_about(config, clusters)}; {seeds}, after the first fifth of the updates"
-    shown: Columns = [
-        "queue",
-        Column("update_time", "s an update"),
-        "learner_busy",
-        "slots_busy",
-        Column("staleness_mean", "staleness"),
-        Column("staleness_max", "largest"),
-        Column("staleness_tokens_mean", "by tokens"),
-        Column("lost_share", "lost"),
-        Column("length_started", "length (s)"),
-        Column("length_trained", "trained (s)"),
-        "limit",
+def _reward_parts(config: Config, rewards: pd.DataFrame) -> list[str | pd.DataFrame]:
+    """Return the ranking of the corrections, and the best rates at an edge."""
+    origin = "half way from the start to the best final reward"
+    origin = origin if config.target is None else "--target"
+    shown = rewards.assign(reward=spread(rewards, "reward"))
+    columns: Columns = ["reward"]
+    legend = ""
+    if config.by_length:
+        columns += [Column(name, name.removeprefix("reward_")) for name in _QUARTILES]
+        legend = f"q1 to q4: reward by quartile of length, in the last {_LATE:.0%}; q1 the shortest"
+    return [
+        f"{config.problem}: time to a reward of {number_text(rewards['target'].iloc[0])} "
+        f"({origin}) and reward at the end, each correction at its best rate",
+        *ranked_parts(shown, _KEYS, _TIME, columns),
+        legend,
+        at_the_edge(rewards, config.tune, _names(rewards)),
     ]
-    parts: list[str | pd.DataFrame] = [about, titled(queues, shown), _LEGEND]
-    if config.seeds == 1:
-        parts.append("one seed cannot show the noise; give --seeds 3 or more")
-    if SPLIT in tables:
-        generating, training = config.accelerators
-        parts += [
-            f"{config.split} accelerators divided, by time alone, from {generating} for rollouts "
-            f"and {training} for training; the quickest first"
-        ]
-        own = [
-            "queue",
-            "generating",
-            "training",
-            shown[1],
-            "learner_busy",
-            "slots_busy",
-            shown[4],
-            "limit",
-        ]
-        parts.append(titled(tables[SPLIT].head(10), own))
-    if REWARDS in tables:
-        rewards = tables[REWARDS]
-        target = number_text(rewards["target"].iloc[0])
-        origin = "half way from the start to the best final reward"
-        origin = origin if config.target is None else "--target"
-        caption = f"{config.problem}: reward at the end, each correction at its best rate"
-        if not rewards["target"].isna().any():
-            caption += f"; time to a reward of {target} ({origin})"
-        parts.append(caption)
-        shown_rewards = rewards.assign(reward=spread(rewards, "reward"))
-        columns: Columns = [
-            "queue",
-            "correction",
-            "learning_rate",
-            "reward",
-            "time_to_target",
-            "diverged",
-        ]
-        if config.by_length:
-            columns += [Column(f"reward_q{part}", f"q{part}") for part in range(1, 5)]
-        parts.append(titled(shown_rewards, columns))
-        if config.by_length:
-            parts.append(
-                f"q1 to q4: mean reward of the quartiles of length in the last {_LATE:.0%}, q1 the "
-                "shortest"
-            )
-        named = [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]
-        if edge := at_the_edge(rewards, config.tune, named):
-            parts.append(edge)
-    return parts
 
 
-def answer(tables: dict[str, pd.DataFrame]) -> str:
-    """Return one sentence: which limit binds where, and which setting is the quickest."""
-    queues = tables[QUEUES]
-    limits = "; ".join(
+def clock_verdict(queues: pd.DataFrame) -> str:
+    """Say which limit binds where, and which queue has the quickest update."""
+    limits = [
         f"{', '.join(part['queue'])}: {limit}"
         for limit, part in queues.groupby("limit", sort=False)
-    )
+    ]
     quickest = queues.loc[queues["update_time"].idxmin()]
-    text = (
-        f"{limits}. Quickest update: {quickest['queue']}, {number_text(quickest['update_time'])} s"
-    )
-    if SPLIT in tables:
-        best = tables[SPLIT].iloc[0]
-        text += (
-            f"; best division: {best['generating']} for rollouts and {best['training']} for "
-            f"training with {best['queue']}, {number_text(best['update_time'])} s an update"
-        )
-    if REWARDS in tables:
-        rewards = tables[REWARDS]
-        target = number_text(rewards["target"].iloc[0])
-        if rewards["target"].isna().any():
-            return f"{text}; every run diverged: give lower rates to --tune."
-        first = rewards.iloc[0]
-        if not np.isfinite(first["time_to_target"]):
-            return f"{text}; no setting rises to a reward of {target} with every seed."
-        names = [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]
-        text += (
-            f"; quickest to a reward of {target}: {names[0]} at a rate of "
-            f"{first['learning_rate']:g}, after {number_text(first['time_to_target'])} s"
-        )
-        goal = f"a reward of {target}"
-        return f"{text}.\n{verdict(rewards, names, _TIME, 'setting', goal)}"
-    return f"{text}."
+    seconds = number_text(quickest["update_time"])
+    return f"{'; '.join(limits)}. Quickest update: {quickest['queue']}, {seconds} s"
+
+
+def reward_verdict(rewards: pd.DataFrame) -> str:
+    """Say which setting is the first at the target."""
+    goal = f"a reward of {number_text(rewards['target'].iloc[0])}"
+    return verdict(rewards, _names(rewards), _TIME, "setting", goal)
+
+
+def _names(rewards: pd.DataFrame) -> list[str]:
+    return [f"{row.queue} with {row.correction}" for row in rewards.itertuples()]

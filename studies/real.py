@@ -196,14 +196,13 @@ def run(config: Config) -> Result:
     for method, discipline in itertools.product(methods, config.discipline):
         check(config.task(method, problem, discipline, 0), config.restart)
         for seed in range(config.seeds):
-            place = _place(method, discipline, seed)
+            task = config.task(method, problem, discipline, seed)
             job = measurement(
-                place,
+                _name(task),
                 _measured,
-                *(config, method, problem, discipline, seed),
-                folder=f"recordings/{place}",
-                labels={"method": method.name, "discipline": discipline, "seed": seed},
-                say=_in_words,
+                *(config, task),
+                folder=_place(task),
+                labels=_labels(task),
                 in_folder=True,
             )
             jobs.append(job)
@@ -221,19 +220,25 @@ def _one_by_one(address: str | None, processes: int) -> Iterator[Local]:
         yield Local()
 
 
-def _place(method: Method, discipline: str, seed: int) -> str:
-    return folder_name(f"{method.name}-{discipline}-seed{seed}")
+def _labels(task: Task) -> dict[str, Any]:
+    """Return the columns that name a recording."""
+    return {"method": task.method.name, "discipline": task.cluster.discipline, "seed": task.seed}
 
 
-def _measured(
-    folder: Path, config: Config, method: Method, problem: Problem, discipline: str, seed: int
-) -> Tables:
+def _name(task: Task) -> str:
+    return folder_name("{method}-{discipline}-seed{seed}".format(**_labels(task)))
+
+
+def _place(task: Task) -> str:
+    return f"recordings/{_name(task)}"
+
+
+def _measured(folder: Path, config: Config, task: Task) -> Tables:
     """Record, and answer the questions; write the trace and tables; return the rows."""
-    place = f"recordings/{_place(method, discipline, seed)}"
-    first = f"recordings/{_place(method, config.discipline[0], seed)}"
-    task = config.task(method, problem, discipline, seed)
+    first = dataclasses.replace(task.cluster, discipline=config.discipline[0])
+    place, first_place = _place(task), _place(task._replace(cluster=first))
     recorded = config.recorded(task)
-    trace, labels = recorded.trace, {"method": method.name, "discipline": discipline, "seed": seed}
+    trace, labels = recorded.trace, _labels(task)
     write_trace(trace, folder / place / TRACE)
     write_csv(folder / place / "commits.csv", recorded.commits)
     write_csv(folder / place / "faults.csv", recorded.faults)
@@ -254,8 +259,9 @@ def _measured(
         write_csv(folder / place / AGREEMENT, comparison.table)
         row |= {**comparison.row(), **_predictions(config, recorded, folder / place)}
     if "fairness" in config.questions:
-        calibrating = trace if place == first else Trace.load(folder / first / TRACE)
-        rows = predicted(trace, discipline, observed(calibrating), seed)
+        is_first = place == first_place
+        calibrating = trace if is_first else Trace.load(folder / first_place / TRACE)
+        rows = predicted(trace, task.cluster.discipline, observed(calibrating), task.seed)
         tables[SHARES] = rows.assign(**labels).to_dict("records")
     return plain(tables)
 
@@ -284,11 +290,6 @@ def _predictions(config: Config, recorded: Recorded, place: Path) -> dict[str, b
     return holds
 
 
-def _in_words(tables: Tables) -> str:
-    (row,) = tables[results.SUMMARY]
-    return f"training loss {row['train_loss']:.3g}, {row['trace.throughput']:.3g} commits/s"
-
-
 def observed(trace: Trace) -> tuple[Law, Law]:
     """Return empirical laws of a recording: time away from the server per step, and service time
     per visit.
@@ -299,7 +300,7 @@ def observed(trace: Trace) -> tuple[Law, Law]:
     later = frame[frame["job"] > 0]
     away = (later["arrive_time"] - later["read_time"]).to_numpy()
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()
-    if trace.source.separate_reads:
+    if trace.separate_reads:
         service = np.concatenate(
             [service, (later["read_time"] - later["read_serve_time"]).to_numpy()]
         )
@@ -318,28 +319,31 @@ def predicted(
         protocol=trace.protocol,
         discipline=discipline,
     )
-    drawn = [simulate(cluster, len(trace), seed + i).per_worker(0) for i in range(simulations)]
-    share = np.array([table["share"] for table in drawn])
-    with np.errstate(invalid="ignore"):
-        waited = np.array([table["mean_wait"] for table in drawn])
-    waited = np.ma.masked_invalid(waited).mean(0).filled(np.nan)
+    runs = [simulate(cluster, len(trace), seed + i).per_worker(0) for i in range(simulations)]
+    drawn = pd.concat(runs).groupby("worker", as_index=False)
     workers = trace.per_worker(0)[["worker", "commits", "share", "mean_staleness", "mean_wait"]]
-    ends = {"simulated_low": share.min(0), "simulated_high": share.max(0)}
-    return workers.assign(simulated_share=share.mean(0), **ends, simulated_wait=waited)
+    return workers.merge(
+        drawn.agg(
+            simulated_share=("share", "mean"),
+            simulated_low=("share", "min"),
+            simulated_high=("share", "max"),
+            simulated_wait=("mean_wait", "mean"),
+        )
+    )
 
 
 def agreements(summary: pd.DataFrame) -> pd.DataFrame:
     """Tabulate the largest differences of each method's replays, and the recordings within the
     bar.
     """
-    groups = summary.groupby("method", sort=False)
-    largest = {"worst": groups["worst"].max(), "bar": groups["bar"].first()}
-    counts = {"compared": groups["compared"].sum(), "commits": groups["commits"].sum()}
-    within = {
-        "within_bar": groups["holds"].agg(lambda holds: int(holds.sum())),
-        "recordings": groups.size(),
-    }
-    return pd.DataFrame({**largest, **counts, **within}).reset_index()
+    return summary.groupby("method", sort=False, as_index=False).agg(
+        worst=("worst", "max"),
+        bar=("bar", "first"),
+        compared=("compared", "sum"),
+        commits=("commits", "sum"),
+        within_bar=("holds", "sum"),
+        recordings=("holds", "size"),
+    )
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:

@@ -6,13 +6,13 @@ attacks. Prints the test accuracy in the worst case, and the weight of the Byzan
 writes traces, runs, tables and figures. Heterogeneous data: --problem "digits(split=0.1)".
 """
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.calls import Call, read
 from asyncsim.base.errors import InputError, require_count, require_fraction
 from asyncsim.byzantine.aggregation import Rule, parse_rule
 from asyncsim.byzantine.attacks import parse_attack
@@ -32,6 +32,8 @@ from asyncsim.traces.trace import Trace
 
 #: The attack without Byzantine workers.
 NONE = "none"
+#: The f of a rule that stands for the number of Byzantine workers.
+_NUMBER = re.compile(r"(?<!\w)f(?=\s*[,)])")
 
 
 @dataclass(frozen=True)
@@ -91,16 +93,13 @@ class Options(ComparisonConfig):
 
 def _with_workers(attack: str, count: int) -> str:
     """Add the number of Byzantine workers to an attack's text."""
-    file, text = own_file(attack)
-    call = read(text, "an attack", "alie")
-    if not isinstance(call, Call):
-        raise InputError(f"attack = {attack!r}: must be an attack without its workers, alie say")
-    if "workers" in dict(call.named) or call.positional:
+    name, _, arguments = attack.partition("(")
+    if "workers" in arguments:
         raise InputError(
             f"attack = {attack!r}: its workers follow from --byzantine; leave them out"
         )
-    text = str(replace(call, named=(("workers", count), *call.named), brackets=True))
-    return f"{file}:{text}" if file else text
+    rest = arguments.removesuffix(")")
+    return f"{name}(workers={count}{rest and f', {rest}'})"
 
 
 Config, SCALES = preset(
@@ -120,14 +119,13 @@ Config, SCALES = preset(
 
 def with_rules(config: Options, cells: list[Cell]) -> list[Cell]:
     """Add a method for each rule, with the name of the rule."""
-    attacked = [cell for cell in cells if cell.values["byzantine"]]
-    attacks = [(parse_attack(cell.config.attack), cell.cluster.workers) for cell in attacked]
-    for attack, workers in attacks:
-        if attack is not None:
-            attack.byzantine(workers)  # raises for workers that there are not
-    reasons = [attack.weakness(workers) for attack, workers in attacks if attack is not None]
-    if reasons and all(reasons):
-        raise InputError(f"attack = {config.attack}: {reasons[0]}, or another attack")
+    weaknesses = []
+    for cell in cells:
+        if (attack := parse_attack(cell.config.attack)) is not None:
+            attack.byzantine(cell.cluster.workers)  # raises for workers that there are not
+            weaknesses.append(attack.weakness(cell.cluster.workers))
+    if weaknesses and all(weaknesses):
+        raise InputError(f"attack = {config.attack}: {weaknesses[0]}, or another attack")
     return [
         cell._replace(
             methods=[*cell.methods, *(_method(config, cell, rule) for rule in config.rules)]
@@ -138,11 +136,10 @@ def with_rules(config: Options, cells: list[Cell]) -> list[Cell]:
 
 def _method(config: Options, cell: Cell, entry: Any) -> Method:
     """Build the method of a rule at a cell's rate for its number of Byzantine workers."""
-    file, text = own_file(entry) if isinstance(entry, str) else ("", entry.text)
+    text = entry if isinstance(entry, str) else entry.text
 
     def rule(f: int) -> Rule | str:
-        call = str(_substituted(read(text, "a call", "krum(f=f)"), f))
-        return from_file("rules", f"{file}:{call}", Rule) if file else call
+        return from_file("rules", _NUMBER.sub(str(f), text), Rule)
 
     policy, workers = cell.cluster.policy, cell.cluster.workers
     largest = parse_rule(rule(0)).largest(policy.per_version(workers))
@@ -153,17 +150,7 @@ def _method(config: Options, cell: Cell, entry: Any) -> Method:
         config.server_momentum,
         policy,
     )
-    return method._replace(name=text)
-
-
-def _substituted(node: Any, f: int) -> Any:
-    """Substitute the number of Byzantine workers for the name f in a call."""
-    if not isinstance(node, Call):
-        return node
-    if node.name == "f" and not node.brackets:
-        return f
-    named = tuple((name, _substituted(value, f)) for name, value in node.named)
-    return replace(node, positional=tuple(_substituted(v, f) for v in node.positional), named=named)
+    return method._replace(name=own_file(text)[1])
 
 
 def outcome(job: CellRun, run: Run, trace: Trace) -> dict[str, Any]:

@@ -13,7 +13,6 @@ The speeds of the nodes and of the network are not among the published numbers u
 and --bandwidth are assumptions.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from scipy.optimize import brentq, minimize
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError, require_count, require_nonnegative
-from asyncsim.base.files import read_rows
+from asyncsim.base.files import read_table
 from asyncsim.base.units import BYTES, RATES, SECONDS, SPEEDS, positive, quantity
 from asyncsim.clusters.collectives import (
     NETWORKS,
@@ -66,9 +65,8 @@ _SET_UPS = (
     ("speech", 64, None),
     ("vgg_a", 16, 1.25e9),
 )
-#: Operations and bytes per second, and seconds of a message, to try.
-_FLOPS, _BANDWIDTHS = np.geomspace(1e11, 1e14, 13), np.geomspace(1e8, 1e11, 16)
-_LATENCIES = np.geomspace(1e-6, 1e-3, 10)
+#: Operations and bytes per second, and seconds of a message, to try: from, to, number.
+_TRIED = ((1e11, 1e14, 13), (1e8, 1e11, 16), (1e-6, 1e-3, 10))
 #: Their two points of VGG-A with equally many examples per node: nodes and speed-up.
 _FITTED, _PREDICTED = (64, 53.0), (128, 90.0)
 #: Numbers of nodes for which the overheads predict a speed-up.
@@ -157,17 +155,17 @@ def run(config: Config) -> pd.DataFrame:
     layers = NETWORKS[config.network] if config.layers is None else read_layers(config.layers)
     ways = ("data parallel", "hybrid") if config.bucket is None else ("data parallel",)
     with folder_of("scaling", config) as folder:
-        tables = [layer_table(config, layers, nodes, way) for way in ways for nodes in config.nodes]
-        summary = pd.DataFrame([_iteration(config, table) for table in tables])
-        tables_of_study = {
-            LAYERS: pd.concat(tables, ignore_index=True),
-            results.SUMMARY: summary,
-        }
+        of_layers = [
+            layer_table(config, layers, nodes, way) for way in ways for nodes in config.nodes
+        ]
+        tables = {LAYERS: pd.concat(of_layers, ignore_index=True)}
+        summary = iterations(config, tables[LAYERS])
+        parts = _parts(config, of_layers[-1], summary)
         if config.is_published:
-            tables_of_study |= {PUBLISHED: _published(), IMPLIED: explanations()}
-            tables_of_study[FITTED] = nearest_speeds()
-        parts = _parts(config, tables[-1], summary)
-        present(folder, tables_of_study, *parts, verdict=_verdict(summary))
+            published = [_published(), explanations(), nearest_speeds()]
+            tables |= dict(zip((PUBLISHED, IMPLIED, FITTED), published, strict=True))
+            parts += _published_parts(*published)
+        present(folder, {**tables, results.SUMMARY: summary}, *parts, verdict=_verdict(summary))
     return summary
 
 
@@ -186,41 +184,28 @@ def read_layers(file: Path) -> tuple[Layer, ...]:
     InputError
         The file cannot be read, lacks a column, or has a row without a number.
     """
+    subject = f"layers = {str(file)!r}"
     try:
-        rows = read_rows(file)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        table = read_table(file)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no table"
+        raise InputError(f"{subject}: cannot be read ({why}); give a CSV file") from None
+    if missing := sorted({"layer", "parameters", "operations"} - set(table)):
         raise InputError(
-            f"layers = {str(file)!r}: cannot be read ({why}); give a CSV file"
-        ) from None
-    missing = {"layer", "parameters", "operations"} - set(rows[0] if rows else ())
-    if missing:
-        raise InputError(
-            f"layers = {str(file)!r}: lacks the column{'s' * (len(missing) > 1)} "
-            f"{', '.join(sorted(missing))}; give layer, parameters, operations"
+            f"{subject}: lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; give "
+            "layer, parameters, operations"
         )
-    layers = []
-    for number, row in enumerate(rows, start=2):
-        values = []
-        for column in ("parameters", "operations", "activations"):
-            text = row.get(column) or "0"
-            try:
-                value = float(text)
-            except ValueError:
-                value = math.nan
-            if not 0 <= value < math.inf:
-                raise InputError(
-                    f"layers = {str(file)!r}: {column} in line {number} is {text!r}; give a "
-                    "number from zero on"
-                )
-            values.append(value)
-        layers.append(Layer(row["layer"], *values))
-    totals = [sum(values) for values in zip(*(layer[1:3] for layer in layers), strict=True)]
-    if not all(totals):
+    texts = table.reindex(columns=["parameters", "operations", "activations"]).fillna(0)
+    numbers = texts.apply(pd.to_numeric, errors="coerce")
+    for row, column in np.argwhere(~((numbers >= 0) & (numbers < np.inf))):
         raise InputError(
-            f"layers = {str(file)!r}: no layer has parameters, or none has operations; give both"
+            f"{subject}: {texts.columns[column]} in line {row + 2} is "
+            f"'{texts.iloc[row, column]}'; give a number from zero on"
         )
-    return tuple(layers)
+    if not numbers[["parameters", "operations"]].sum().all():
+        raise InputError(f"{subject}: no layer has parameters, or none has operations; give both")
+    values = numbers.astype(float).itertuples(index=False, name=None)
+    return tuple(Layer(str(name), *row) for name, row in zip(table["layer"], values, strict=True))
 
 
 def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> pd.DataFrame:
@@ -270,25 +255,17 @@ def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str)
     )
 
 
-def _iteration(config: Config, table: pd.DataFrame) -> dict[str, object]:
-    """Summarize the layers of one cluster in a row."""
-    computing, bubble, nodes = (
-        table["computing"].sum(),
-        table["bubble"].sum(),
-        int(table["nodes"].iloc[0]),
+def iterations(config: Config, layers: pd.DataFrame) -> pd.DataFrame:
+    """Sum up the layers of each cluster."""
+    costs = ["computing", "communicating", "bytes", "bubble"]
+    table = layers.groupby(["nodes", "way"], sort=False)[costs].sum().reset_index()
+    seconds = table["computing"] + table["bubble"]
+    efficiency = table["computing"] / seconds
+    return table.assign(
+        efficiency=efficiency,
+        speed_up=table["nodes"] * efficiency,
+        examples_per_second=table["nodes"] * config.examples / seconds,
     )
-    efficiency = computing / (computing + bubble)
-    return {
-        "nodes": nodes,
-        "way": table["way"].iloc[0],
-        "computing": computing,
-        "communicating": table["communicating"].sum(),
-        "bytes": table["bytes"].sum(),
-        "bubble": bubble,
-        "efficiency": efficiency,
-        "speed_up": nodes * efficiency,
-        "examples_per_second": nodes * config.examples / (computing + bubble),
-    }
 
 
 def explanations() -> pd.DataFrame:
@@ -299,33 +276,29 @@ def explanations() -> pd.DataFrame:
     ``constant`` (fitted), ``nodes``, ``speed_up`` (at 64 nodes the published one by construction).
     """
     fitted, speed_up = _FITTED
-    growths: dict[str, Callable[[int], float]] = {
-        "bandwidth: constant": lambda count: 1.0,
-        "latency of a tree: c log2 N": math.log2,
-        "latency of a ring: c (N - 1)": lambda count: count - 1.0,
-        "activations of one group: c N": float,
+    overheads: dict[str, Callable[[float, int], float]] = {
+        "bandwidth: constant": lambda c, count: c,
+        "latency of a tree: c log2 N": lambda c, count: c * math.log2(count),
+        "latency of a ring: c (N - 1)": lambda c, count: c * (count - 1),
+        "activations of one group: c N": lambda c, count: c * count,
+        "slowest at the barrier: gamma of cv c": lambda c, count: (
+            barrier_time(Gamma(1.0, c), count) - 1
+        ),
     }
-    overhead, rows = fitted / speed_up - 1, []
-    for name, growth in growths.items():
-        constant = overhead / growth(fitted)
+    rows = []
+    for name, overhead in overheads.items():
+
+        def excess(constant: float, overhead: Callable[[float, int], float] = overhead) -> float:
+            return overhead(constant, fitted) - (fitted / speed_up - 1)
+
+        constant = brentq(excess, 0.001, 1.0)
         rows += [
-            (name, constant, count, count / (1 + constant * growth(count)))
+            (name, constant, count, count / (1 + overhead(constant, count)))
             for count in _IMPLIED_NODES
         ]
-
-    def straggling(cv: float, count: int) -> float:
-        return barrier_time(Gamma(1.0, cv), count)
-
-    constant = brentq(lambda cv: straggling(cv, fitted) - 1 - overhead, 0.001, 1.0)
-    stragglers = "slowest at the barrier: gamma of cv c"
-    rows += [
-        (stragglers, constant, count, count / straggling(constant, count))
-        for count in _IMPLIED_NODES
-    ]
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
 
 
-@functools.cache
 def nearest_speeds() -> pd.DataFrame:
     """Search the speeds whose hybrid speed-ups are nearest to all published ones.
 
@@ -344,7 +317,7 @@ def nearest_speeds() -> pd.DataFrame:
         points.append((NETWORKS[name], nodes, link, operations, size.to_numpy(), rounds))
     published = np.array([speed_up for *_, speed_up in SPEED_UPS])
 
-    def predicted(flops: float, bandwidth: float, latency: float) -> np.ndarray:
+    def predicted(flops: float, bandwidth: float, latency: float = 0.0) -> np.ndarray:
         speed_ups = []
         for layers, nodes, link, operations, size, rounds in points:
             computing, spent = operations / flops, size / (link or bandwidth) + rounds * latency
@@ -353,54 +326,46 @@ def nearest_speeds() -> pd.DataFrame:
         return np.array(speed_ups)
 
     def off(logs: Sequence[float]) -> float:
-        latency = math.exp(logs[2]) if len(logs) > 2 else 0.0
-        ratio = predicted(math.exp(logs[0]), math.exp(logs[1]), latency)
-        return float(np.abs(np.log(ratio / published)).max())
+        return float(np.abs(np.log(predicted(*np.exp(logs)) / published)).max())
 
-    grids = [np.log(values) for values in (_FLOPS, _BANDWIDTHS, _LATENCIES)]
+    grids = [np.log(np.geomspace(*tried)) for tried in _TRIED]
     for model, searched in (("bandwidth alone", grids[:2]), ("with a latency", grids)):
         start = min(itertools.product(*searched), key=off)
-        logs = minimize(off, start, method="Nelder-Mead").x
-        speeds = [*np.exp(logs), *[0.0] * (3 - len(logs))]
-        for (network, _, nodes, speed_up), value in zip(SPEED_UPS, predicted(*speeds), strict=True):
-            rows.append((model, *map(float, speeds), network, nodes, speed_up, float(value)))
+        speeds = np.exp(minimize(off, start, method="Nelder-Mead").x).tolist()
+        predictions = predicted(*speeds).tolist()
+        speeds += [0.0] * (len(grids) - len(speeds))
+        rows += [
+            (model, *speeds, network, nodes, speed_up, value)
+            for (network, _, nodes, speed_up), value in zip(SPEED_UPS, predictions, strict=True)
+        ]
     columns = ["model", "flops", "bandwidth", "latency", "network", "nodes"]
     return pd.DataFrame(rows, columns=[*columns, "published", "predicted"])
 
 
 def _parts(config: Config, layers: pd.DataFrame, summary: pd.DataFrame) -> list[str | pd.DataFrame]:
-    nodes = int(layers["nodes"].iloc[0])
-    merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
-    by_stage = merged.groupby("stage", sort=False)[
-        ["computing", "bytes", "communicating", "bubble"]
-    ].sum()
-    by_stage.insert(0, "groups", merged.groupby("stage", sort=False)["groups"].min())
-    by_stage[["computing", "communicating", "bubble"]] *= 1e3
-    by_stage["bytes"] /= 1e6
+    nodes, stage = int(layers["nodes"].iloc[0]), layers["layer"].str.partition(".")[0]
+    costs = ["computing", "bytes", "communicating", "bubble"]
+    by_stage = layers.groupby(stage, sort=False).agg(
+        {"groups": "min"} | dict.fromkeys(costs, "sum")
+    )
+    by_stage[costs] *= [1e3, 1e-6, 1e3, 1e3]
     columns: Columns = [
-        *(
-            Column("stage", "layer"),
-            "groups",
-            Column("computing", "computing (ms)"),
-            Column("bytes", "MB a node"),
-        ),
+        "layer",
+        "groups",
+        Column("computing", "computing (ms)"),
+        Column("bytes", "MB a node"),
         *(Column(name, f"{name} (ms)") for name in ("communicating", "bubble")),
     ]
     wide = summary.pivot(index="nodes", columns="way", values=["efficiency", "speed_up"])
-    ratios = {
-        f"{ratio.replace('_', '-')}, {way}": wide[ratio, way]
-        for ratio, way in itertools.product(("efficiency", "speed_up"), summary["way"].unique())
-    }
-    table = pd.DataFrame(ratios).reset_index()
+    wide.columns = [f"{ratio.replace('_', '-')}, {way}" for ratio, way in wide.columns]
     name = config.network if config.layers is None else config.layers.name
-    parts = [
+    return [
         f"{name}, {config.examples} examples a node, assumed {config.flops:g} operations/s and "
         f"{config.bandwidth:g} bytes/s a node\nlayers on {nodes} nodes, {layers['way'].iloc[0]}",
-        titled(by_stage.reset_index(), columns),
+        titled(by_stage.rename_axis("layer").reset_index(), columns),
         "all layers",
-        titled(table),
+        titled(wide.reset_index()),
     ]
-    return [*parts, *_published_parts()] if config.is_published else parts
 
 
 def _published() -> pd.DataFrame:
@@ -409,18 +374,13 @@ def _published() -> pd.DataFrame:
     return table.assign(efficiency=table["speed_up"] / table["nodes"])
 
 
-def _published_parts() -> list[str | pd.DataFrame]:
+def _published_parts(
+    published: pd.DataFrame, implied: pd.DataFrame, fitted: pd.DataFrame
+) -> list[str | pd.DataFrame]:
     """Return the published points, and their implications."""
-    published = _published()
-    implied = explanations()
-    implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[
-        [64, 128]
-    ]
-    implied = implied.reset_index().rename(
-        columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"}
-    )
-    implied = implied.sort_values("at 128 (published: 90)", ascending=False)
-    fitted = nearest_speeds()
+    ends = {64: "at 64 (fitted)", 128: "at 128 (published: 90)"}
+    implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")
+    implied = implied[[*ends]].rename(columns=ends).sort_values(ends[128], ascending=False)
     by_model = fitted.pivot(index=["network", "nodes", "published"], columns="model")["predicted"]
     speeds = "; ".join(
         f"{row.model}: {row.flops:.2g} operations/s, {row.bandwidth:.2g} bytes/s, "
@@ -433,14 +393,13 @@ def _published_parts() -> list[str | pd.DataFrame]:
         "published (Das et al. 2016)",
         titled(published, points),
         "implications of the two points of VGG-A: both have 4 examples a node, so that a node "
-        "computes and moves the "
-        "same amount at 64 and 128. Bandwidth alone predicts one efficiency for both; the second "
-        "needs iterations "
-        f"{constant / worth:.2f} times as long. Speed-ups with one overhead each:",
-        titled(implied),
+        "computes and moves the same amount at 64 and 128. Bandwidth alone predicts one efficiency "
+        f"for both; the second needs iterations {constant / worth:.2f} times as long. Speed-ups "
+        "with one overhead each:",
+        titled(implied.reset_index()),
         "Each overhead has one constant c, fitted at 64 nodes. Overheads proportional to the nodes "
-        "predict the point "
-        "at 128: consistent, but no proof of a mechanism, with one constant and one point.",
+        "predict the point at 128: consistent, but no proof of a mechanism, with one constant and "
+        "one point.",
         f"speeds nearest to all published speed-ups ({speeds})",
         titled(by_model.reset_index()),
     ]

@@ -15,7 +15,7 @@ At paper scale the grid is about 1.1 million commits of MNIST's network, one to 
 cores; the limits, which --limits adds there, take three to six more.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import bisect
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from asyncsim.study.cell import Cell
 from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results, final_loss
 from asyncsim.study.jobs import Job, Tables, measurement
-from asyncsim.study.outcome import FINAL_SHARE
+from asyncsim.study.outcome import late_loss
 from asyncsim.study.sweep import ComparisonConfig, preset, sweep
 
 #: Files with the limits, and with the runs behind them.
@@ -79,16 +79,28 @@ Config, SCALES = preset(
 class Search(NamedTuple):
     """A bisection for the largest stable number of workers, or learning rate, of a method."""
 
-    method: str
     question: str  #: the bisected quantity: ``workers`` or ``learning_rate``
     at: float  #: value of the fixed one
-    values: tuple[Any, ...]  #: to try, ascending
-    cells: tuple[Cell, ...]  #: one for each value, with only this method
+    cells: tuple[Cell, ...]  #: with only this method, by ascending values of the quantity
 
     @property
     def labels(self) -> dict[str, Any]:
         """The columns that name the search."""
-        return {"method": self.method, "question": self.question, "at": self.at}
+        method = self.cells[0].methods[0].name
+        return {"method": method, "question": self.question, "at": self.at}
+
+    def job(self) -> Job:
+        """Return the job of the search."""
+        fixed = "workers" if self.question == "learning_rate" else "learning rate"
+        words = f"{self.question.replace('_', ' ')} with {fixed} {write(self.at)}"
+        seeds = counted(self.cells[0].config.seeds, "seed")
+        return measurement(
+            f"limits of {self.labels['method']}, {words}, {seeds}",
+            limits_of,
+            self,
+            labels=self.labels,
+            errors=TABLES[0],
+        )
 
 
 def searches(config: Options, cells: list[Cell]) -> list[Job]:
@@ -101,94 +113,51 @@ def searches(config: Options, cells: list[Cell]) -> list[Job]:
         sorted(config.varied.get(name, (getattr(config, name),)))
         for name in ("workers", "learning_rate")
     )
-    rates = [at_rates[0] * ratio for ratio in _RATES]
     lines = [
-        *(("workers", rate, _COUNTS, [(n, rate) for n in _COUNTS]) for rate in at_rates),
+        *(("workers", rate, [(n, rate) for n in _COUNTS]) for rate in at_rates),
         *(
-            ("learning_rate", n, rates, [(n, rate) for rate in rates])
+            ("learning_rate", n, [(n, at_rates[0] * ratio) for ratio in _RATES])
             for n in dict.fromkeys((workers[0], workers[-1]))
         ),
     ]
     # Swept together, so that cells of one learning rate share compiled programs.
-    points = list(dict.fromkeys(point for *_, points_of_line in lines for point in points_of_line))
+    points = list(dict.fromkeys(point for *_, line in lines for point in line))
     tried = sweep(config, [{"learning_rate": rate, "workers": n} for n, rate in points])
     by_point = dict(zip(points, tried, strict=True))
+
+    def alone(point: Any, place: int) -> Cell:
+        cell = by_point[point]
+        return cell._replace(methods=[cell.methods[place]])
+
     return [
-        _job(Search(method.name, question, at, tuple(values), _alone(by_point, line, place)))
-        for question, at, values, line in lines
-        for place, method in enumerate(cells[0].methods)
+        Search(question, at, tuple(alone(point, place) for point in line)).job()
+        for question, at, line in lines
+        for place in range(len(cells[0].methods))
     ]
-
-
-def _alone(cells: Mapping[Any, Cell], points: Sequence[Any], place: int) -> tuple[Cell, ...]:
-    """Return the cells of some points with one of their methods."""
-    return tuple(cells[point]._replace(methods=[cells[point].methods[place]]) for point in points)
-
-
-def _job(search: Search) -> Job:
-    fixed = "workers" if search.question == "learning_rate" else "learning rate"
-    seeds = counted(search.cells[0].config.seeds, "seed")
-    return measurement(
-        f"limits of {search.method}, {search.question.replace('_', ' ')} with {fixed} "
-        f"{write(search.at)}, {seeds}",
-        limits_of,
-        search,
-        labels=search.labels,
-        errors=TABLES[0],
-        say=_search_text,
-    )
-
-
-def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, Any]:
-    """Return the largest of ascending values at which ``holds`` is true, and the next one.
-
-    Correct if ``holds`` changes once, from true to false; None stands for a value beyond the ends.
-    ``holds`` is called once if it is true at the last value, otherwise about
-    ``log2(len(values)) + 1`` times.
-    """
-    if holds(values[-1]):
-        return values[-1], None
-    passed, failed = -1, len(values) - 1
-    while failed - passed > 1:
-        middle = (passed + failed) // 2
-        if holds(values[middle]):
-            passed = middle
-        else:
-            failed = middle
-    return values[passed] if passed >= 0 else None, values[failed]
-
-
-def _search_text(tables: Tables) -> str:
-    (row,), tried = (tables[name] for name in TABLES)
-    largest = row["largest_stable"]
-    return (
-        f"{'nothing stable' if largest is None else f'stable up to {largest:.4g}'}, "
-        f"{counted(len(tried), 'run')}"
-    )
 
 
 def limits_of(search: Search) -> Tables:
     """Search the limits; return their row and a row for each run, by table."""
-    cells = dict(zip(search.values, search.cells, strict=True))
-    tried: list[dict[str, Any]] = []
+    cells, tried = search.cells, []
 
-    def stable(value: Any) -> bool:
-        # Stable in every seed; the first unstable seed ends the trial.
-        for seed in range(cells[value].config.seeds):
-            tried.append(_run_trial(cells[value], seed))
+    def is_unstable(cell: Cell) -> bool:
+        # In any seed; the first unstable seed ends the trial.
+        for seed in range(cell.config.seeds):
+            tried.append(_run_trial(cell, seed))
             if not tried[-1]["stable"]:
-                return False
-        return True
+                return True
+        return False
 
-    largest, smallest = bisect(search.values, stable)
-    # If nothing is stable, the values may also be too low to learn within the steps.
-    smallest = None if largest is None else smallest
-    seeds = search.cells[0].config.seeds
+    place = len(cells)
+    if is_unstable(cells[-1]):
+        place = bisect.bisect_left(cells[:-1], True, key=is_unstable)
+    values = [cell.values[search.question] for cell in cells]
     limits = {
         **search.labels,
-        "largest_stable": largest,
-        "smallest_unstable": smallest,
-        "seeds": seeds,
+        "largest_stable": values[place - 1] if place else None,
+        # If nothing is stable, the values may also be too low to learn within the steps.
+        "smallest_unstable": values[place] if 0 < place < len(values) else None,
+        "seeds": cells[0].config.seeds,
     }
     return dict(zip(TABLES, ([limits], tried), strict=True))
 
@@ -253,9 +222,8 @@ def first_and_last(run: Run, commits: int) -> tuple[float, float]:
     """Return the mean minibatch loss over the workers' first steps, and over the last tenth of a
     trace.
     """
-    loss = run.commits["loss"]
-    first = loss[run.commits["worker_step"] == 0].mean()
-    return float(first), float(loss.tail(max(1, round(FINAL_SHARE * commits))).mean())
+    first = run.commits.loc[run.commits["worker_step"] == 0, "loss"].mean()
+    return float(first), late_loss(run.commits, commits)
 
 
 run = Comparison("stability", measure=final_loss, further=limits, measurements=searches).run

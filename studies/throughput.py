@@ -6,7 +6,6 @@ explains the contenders and the table. Prints a table and a verdict; writes ``su
 figure.
 """
 
-import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,8 +62,8 @@ class Config:
     workers: tuple[int, ...] = (10, 100)
     """Workers of the clusters, one case each."""
     methods: tuple[str, ...] = ("downpour", "gem")
-    """Methods to replay, or all; each gets a trace with its required timing. Only downpour and gem
-    are compared with a loop written by hand."""
+    """Methods to replay; each gets a trace with its required timing. Only downpour and gem are
+    compared with a loop written by hand."""
     repeats: int = 5
     """Turns of each comparison."""
     seconds: float = 1.0
@@ -78,7 +77,7 @@ class Config:
         """Check the options."""
         for name, remedy in (
             ("tasks", f"choose from {', '.join(TASKS)}"),
-            ("methods", "choose from downpour, gem, all"),
+            ("methods", "give at least one"),
             ("workers", "give at least one number"),
         ):
             check_values(name, getattr(self, name), remedy)
@@ -97,8 +96,6 @@ class Config:
             for name, method in ((name, make()) for name, make in METHODS.items())
             if method.timing.workers is None and not method.gossips
         ]
-        if self.methods == ("all",):
-            return several
         return [require_choice("methods", name, several) for name in self.methods]
 
 
@@ -208,28 +205,24 @@ def gradients_alone(
     operation, without updates. Loss, minibatches and rows of parameters are a replay's. The
     function returns the losses and the squared lengths of the gradients of its last call.
     """
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(_key(seed)))
-    start, unravel = ravel_pytree(params)
-    rows_of = minibatches(problem, workers, seed)
+    task = task_of(problem, workers, seed)
     job, worker = np.divmod(np.arange(max(_GRADIENTS, workers)), workers)
     # One row of parameters per worker, so that caches behave as in a replay.
-    table, data = jnp.tile(start, (workers, 1)), jax.tree.map(jnp.asarray, problem.train)
+    table = jnp.tile(task.start, (workers, 1))
 
     @jax.jit
     @whole_products()
-    def gradients(table, data, key, jobs):
+    def gradients(table, data, jobs):
         def gradient(job):
             worker, number, rows = job
-            minibatch = jax.tree.map(lambda leaf: leaf[rows], data)
-            draws = jax.random.fold_in(jax.random.fold_in(key, worker), number)
-            loss, tree = jax.value_and_grad(problem.loss)(unravel(table[worker]), minibatch, draws)
+            loss, tree = task.gradient(table[worker], data, rows, worker, number)
             return loss, sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree))
 
         return jax.lax.map(gradient, jobs, batch_size=batch if batch > 1 else None)
 
     def compute(count: int) -> Any:
         for _ in range(-(-count // len(worker))):
-            losses = gradients(table, data, _key(seed), (worker, job, rows_of(worker, job)))
+            losses = gradients(table, task.data, (worker, job, task.rows(worker, job)))
         return jax.block_until_ready(losses)
 
     return compute
@@ -251,13 +244,11 @@ def usual_loop(
 ) -> Callable[[int], tuple[Any, list[Any]]]:
     """Return the loop that one writes by hand: a function from commits to the results.
 
-    A heap of events; per event one jitted gradient and one jitted update, with separate arrays per
-    worker. The results are the central variable and the losses, the only record.
+    The jobs in the order of their ends; for each one jitted gradient and one jitted update, with
+    separate arrays per worker. The results are the central variable and the losses, the only
+    record.
     """
-    rows_of, key, n = minibatches(problem, cluster.workers, seed), _key(seed), cluster.workers
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(key))
-    start, unravel = ravel_pytree(params)
-    data = jax.tree.map(jnp.asarray, problem.train)
+    task, n = task_of(problem, cluster.workers, seed), cluster.workers
 
     # One array for all fields of a visit: every further argument costs a transfer per event.
     def visit_of(facts):
@@ -266,12 +257,10 @@ def usual_loop(
 
     @jax.jit
     @whole_products()
-    def gradient(x, data, rows, key, facts):
+    def gradient(x, data, rows, facts):
         visit = visit_of(facts)
-        minibatch = jax.tree.map(lambda array: array[rows], data)
-        key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), visit.worker_step)
-        loss, gradients = jax.value_and_grad(problem.loss)(unravel(x), minibatch, key)
-        state = method.optimizer.init(params)
+        loss, gradients = task.gradient(x, data, rows, visit.worker, visit.worker_step)
+        state = method.optimizer.init(gradients)
         step, _ = method.optimizer.update(gradients, state, None, visit=visit)
         return loss, ravel_pytree(step)[0]
 
@@ -283,13 +272,13 @@ def usual_loop(
         return method.apply(server, central, message, memory, visit), worker
 
     def loop(commits: int) -> tuple[Any, list[Any]]:
-        central, server, losses = start, method.init_server(start), []
+        central, server, losses = task.start, method.init_server(task.start), []
         starts, reads = [central] * n, [0] * n
         # Nothing is changed in place, so all may begin with the same arrays.
         workers, memories = [method.init_worker(central)] * n, [method.init_memory(central)] * n
-        for commit, (i, job) in enumerate(events(cluster, commits, seed)):
+        for commit, (i, job) in enumerate(jobs_in_order(cluster, commits, seed)):
             facts = np.array([commit - reads[i], i, job, commit], np.int32)
-            loss, step = gradient(starts[i], data, rows_of([i], [job])[0], key, facts)
+            loss, step = gradient(starts[i], task.data, task.rows([i], [job])[0], facts)
             (central, server, memories[i]), workers[i] = update(
                 central, server, workers[i], memories[i], step, starts[i], facts
             )
@@ -300,33 +289,44 @@ def usual_loop(
     return loop
 
 
-def events(cluster: Cluster, commits: int, seed: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield pairs of worker and job in the order in which jobs end, from a heap of end times.
+def jobs_in_order(cluster: Cluster, commits: int, seed: int = 0) -> list[list[int]]:
+    """Return pairs of worker and job in the order in which jobs end.
 
-    Delays are drawn from the compute laws beforehand; the server is instantaneous.
+    Delays are drawn from the compute laws; the server is instantaneous.
     """
     streams, count = Streams(seed, "usual"), 2 * commits // cluster.workers + 64
     times = [law.sample(streams.generator(i), count) for i, law in enumerate(cluster.compute_laws)]
-    heap = [(of_worker[0], i, 0) for i, of_worker in enumerate(times)]
-    heapq.heapify(heap)
-    for _ in range(commits):
-        end, i, job = heap[0]
-        yield i, job
-        heapq.heapreplace(heap, (end + times[i][job + 1], i, job + 1))
+    order = np.argsort(np.cumsum(times, axis=1), axis=None, kind="stable")[:commits]
+    return np.transpose(np.divmod(order, count)).tolist()
 
 
-def minibatches(problem: Problem, workers: int, seed: int = 0) -> Callable[[Any, Any], np.ndarray]:
-    """Return a function from workers and jobs to the rows of their minibatches; empty without
-    data.
-    """
+class Task(NamedTuple):
+    """A problem as a loop needs it, without the package's replay."""
+
+    start: Any  #: the initial parameters, a vector
+    data: Any
+    rows: Callable[[Any, Any], np.ndarray]  #: of workers' and jobs' minibatches; empty without data
+    gradient: Callable[..., Any]  #: loss and gradient at a vector
+
+
+def task_of(problem: Problem, workers: int, seed: int) -> Task:
+    """Return a problem's task; its minibatches and random numbers are a replay's."""
+    key = jax.random.key(seed)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(key))
+    start, unravel = ravel_pytree(params)
     batches = problem.batch_indices(seed, workers)
-    if batches is None:
-        return lambda worker, job: np.zeros((len(worker), 0), np.int32)
-    return lambda worker, job: batches.rows(worker, job)[:, 0]
 
+    def rows(worker: Any, job: Any) -> np.ndarray:
+        if batches is None:
+            return np.zeros((len(worker), 0), np.int32)
+        return batches.rows(worker, job)[:, 0]
 
-def _key(seed: int) -> Any:
-    return jax.random.key(seed)
+    def gradient(vector: Any, data: Any, rows: Any, worker: Any, job: Any) -> Any:
+        minibatch = jax.tree.map(lambda leaf: leaf[rows], data)
+        draws = jax.random.fold_in(jax.random.fold_in(key, worker), job)
+        return jax.value_and_grad(problem.loss)(unravel(vector), minibatch, draws)
+
+    return Task(start, jax.tree.map(jnp.asarray, problem.train), rows, gradient)
 
 
 # The turns
@@ -348,19 +348,17 @@ def measure(case: Case, contenders: Sequence[Contender], repeats: int) -> pd.Dat
         for index in range(len(contenders))[:: -1 if turn % 2 else 1]:
             _, amount, run = contenders[index]
             rates[turn, index] = amount / timed(run, amount)
-    ratios = rates[:, :1] / rates
-    ratios[:, 0] = np.nan
-    rows = []
-    for index, (name, amount, _) in enumerate(contenders):
-        row = {**case._asdict(), "contender": name, "amount": amount}
-        for column, values in (("per_second", rates[:, index]), ("ratio", ratios[:, index])):
-            row |= {
-                column: np.median(values),
-                f"{column}_min": values.min(),
-                f"{column}_max": values.max(),
-            }
-        rows.append(row)
-    return pd.DataFrame(rows)
+    ratios = np.where(np.arange(len(contenders)), rates[:, :1] / rates, np.nan)
+    rows = [
+        {**case._asdict(), "contender": name, "amount": amount} for name, amount, _ in contenders
+    ]
+    return pd.DataFrame(rows).join([_ranges("per_second", rates), _ranges("ratio", ratios)])
+
+
+def _ranges(name: str, turns: np.ndarray) -> pd.DataFrame:
+    """Return the median, minimum and maximum of each column over the turns."""
+    ranges = pd.DataFrame(turns).agg(["median", "min", "max"]).T
+    return ranges.set_axis([name, f"{name}_min", f"{name}_max"], axis=1)
 
 
 def calibrate(run: Callable[[int], Any], seconds: float, amount: int = 4) -> int:

@@ -37,7 +37,7 @@ from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import start
 from asyncsim.study.cell import Cell, CellRun
-from asyncsim.study.columns import as_column, titled
+from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.finished import Finished
 from asyncsim.study.ranking import Measure, means
@@ -128,9 +128,9 @@ def temporal_efficiency(a: pd.DataFrame, b: pd.DataFrame) -> float:
     ----------
     Hermans 2017, "On scalable deep learning and parallelizing gradient descent", chapter 4.
     """
-    end = min(float(run["commit_time"].iloc[-1]) for run in (a, b))
-    denominator = _area(b, end)
-    return _area(a, end) / denominator if denominator else math.nan
+    end = min(run["commit_time"].iloc[-1] for run in (a, b))
+    numerator, denominator = _area(a, end), _area(b, end)
+    return numerator / denominator if denominator else math.nan
 
 
 def path(job: CellRun, run: Run, trace: Trace) -> dict[str, float]:
@@ -146,37 +146,27 @@ def path(job: CellRun, run: Run, trace: Trace) -> dict[str, float]:
 
 
 def _area(run: pd.DataFrame, end: float) -> float:
-    time, value = (run[name].to_numpy(np.float64) for name in ("commit_time", "train_accuracy"))
-    before_end = time < end
-    time_until = np.append(time[before_end], end)
-    return float(np.trapezoid(np.interp(time_until, time, value), time_until))
+    time = run["commit_time"]
+    until = np.append(time[time < end], end)
+    return float(np.trapezoid(np.interp(until, time, run["train_accuracy"]), until))
 
 
 def by_window(table: Results) -> Further:
-    """Tabulate the final results, the temporal efficiencies and the staleness; print the first two
-    by workers and window.
+    """Tabulate the final results, the temporal efficiencies and the staleness; print the
+    efficiencies by workers and window.
     """
     summary = table.finished.summary
     grid = means(summary, ["workers", "window", "method"], [*_PRINTED, *_OF_GRID])
     grid = grid.rename(columns=_OF_GRID)
     efficiency = pd.DataFrame(_efficiencies(table.finished), columns=_EFFICIENCY)
+    pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
     parts: list[str | pd.DataFrame] = []
-    for column in (name for name in _PRINTED if name in grid):
-        parts += [
-            f"final {as_column(column).title} of the central variable (%), by workers and window",
-            _by_window(grid.assign(**{column: 100 * grid[column]}), "method", column),
-        ]
-    if len(efficiency):
-        pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
-        text = "temporal efficiency, by workers and window"
-        parts += [text, _by_window(pairs, "pair", "efficiency")]
+    if len(pairs):
+        wide = pairs.pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
+        wide = titled(wide.rename(columns=str).reset_index(), digits=4)
+        parts = ["temporal efficiency, by workers and window", wide]
     tables = grid, efficiency, pd.DataFrame(_staleness(table.finished))
     return dict(zip(TABLES, tables, strict=True)), parts
-
-
-def _by_window(table: pd.DataFrame, label: str, column: str) -> pd.DataFrame:
-    wide = table.pivot_table(column, [label, "workers"], "window", sort=False)
-    return titled(wide.rename(columns=str).reset_index(), digits=4)
 
 
 def _efficiencies(finished: Finished) -> Iterator[tuple[Any, ...]]:

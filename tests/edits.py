@@ -32,7 +32,7 @@ def without_cluster(trace: Trace) -> Trace:
     steps = {name: values for name, values in trace.steps.items() if name not in causes}
     return replace(
         trace,
-        source=replace(trace.source, cluster=None),
+        cluster=None,
         steps=table_of("steps", steps),
         absences=trace.absences.head(0),
     )

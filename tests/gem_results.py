@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 from asyncsim import Run
+from asyncsim.study import load, outcome
+from asyncsim.study.finished import read
 
 TENSORS = ("conv_1", "conv_1_bias", "dense", "dense_bias")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -138,6 +140,7 @@ def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **
             path = run.save(folder / "runs" / f"{index}" / f"{method}-seed{seed}")
             last = run.commits.tail(max(1, round(0.1 * run.config["commits"])))
             ended = {"final_loss": last["loss"].mean(), "test_accuracy": 0.99}
+            ended["energy_ratio"] = outcome.late_energy_ratio(run.commits, run.config["commits"])
             if run.diverged_at is not None:
                 ended = dict.fromkeys(ended, np.nan)
             rows.append(
@@ -159,6 +162,10 @@ def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **
         "problem_config": {"batch_size": 32, **problem_config},
     }
     (folder / "config.json").write_text(json.dumps(config))
+    if study == "energy":
+        energy, finished = load("energy"), read(folder, study)
+        (compliance,) = finished.each_run(lambda run: [energy.compliance(run)])
+        compliance.to_csv(folder / energy.TABLE, index=False)
     for name, table in (tables or {}).items():
         table.to_csv(folder / name, index=False)
     return folder

@@ -91,7 +91,7 @@ class ShardedLoop(EventLoop):
             seen, before = read(*job, row.shard), np.asarray(side.central)
             origin = method.origin(side.workers[worker], seen) if method.origin else seen
             form = before
-            if trace.source.separate_reads and trace.protocol == "read_then_write":
+            if trace.separate_reads and trace.protocol == "read_then_write":
                 form = versions[row.shard][row.push_version]
             side.commit(visit, update, seen, form)
             if row.outcome == "applied":

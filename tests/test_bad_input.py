@@ -52,7 +52,7 @@ staleness --service pareto(mean=1,shape=0.5) | service = 'pareto(mean=1,shape=0.
 staleness --latency -1 | latency = '-1': law constant: value = -1: must be zero or above (seconds)
 staleness --latency [1,2,3] | latency = a list of 3 laws: must be one law, or a pair
 staleness --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
-staleness --bandwidth 100Mbps | bandwidth = '100Mbps': unknown unit 'Mbps'; bits or bytes? write Mbit/s or MB/s;
+staleness --bandwidth 100Mbps | bandwidth = '100Mbps': unknown unit 'Mbps'; choose from B/s, kB/s
 staleness --latency 40msec | unknown unit 'msec'; choose from ns, us, ms, s, min, h
 staleness --sites 16 16 | sites = 16, 16: have 32 workers, and workers = 100; let both agree
 staleness --far-latency 1 | far_latency = 1: is between sites, and there is one; give sites,
@@ -250,7 +250,7 @@ throughput --tasks=mnist | tasks = 'mnist': unknown;
 throughput --tasks | tasks: none given; choose from trace, quadratic, digits, cnn
 throughput --tasks trace trace | tasks = trace, trace: one comes twice; give each once
 throughput --methods=sgd | methods = 'sgd': unknown;
-throughput --methods | methods: none given; choose from downpour, gem, all
+throughput --methods | methods: none given; give at least one
 throughput --workers 0 | workers = 0: must be at least 1
 throughput --workers | workers: none given; give at least one number
 throughput --workers 3 3 | workers = 3, 3: one comes twice; give each once
@@ -262,12 +262,10 @@ post_training --queues pase(1) | queues = 'pase(1)': unknown; did you mean 'pace
 post_training --queues pace | queues = 'pace': eta missing; write pace(eta)
 post_training --queues keep keep | queues = keep, keep: one comes twice
 post_training --corrections trunc | correction = 'trunc': unknown; did you mean 'truncated(cap=2)'?
-post_training --corrections --tune 0.3 1 | has no effect without corrections; leave it out
 post_training --target nan | target = nan: must be finite
 post_training --seeds 1000000000 | seeds = 1000000000: must be at most 100,000
 post_training --split 1000000 | split = 1000000: must be at most 1,000
 post_training --split 1 | split = 1: one accelerator cannot be divided
-post_training --accelerators 2 1 | has no effect without split
 post_training --inner-steps 3 | inner_steps = 3: does not divide
 post_training --batch 9 --group 2 | batch = 9: is no multiple of group = 2
 post_training --tune | tune: none given

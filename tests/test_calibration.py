@@ -140,9 +140,7 @@ def test_a_cluster_is_found_again(cluster, without_columns):
     for name in ("protocol", "discipline", "exclusive", "bandwidth"):
         assert getattr(found.cluster, name) == getattr(cluster, name)
     visits = found.table.set_index("what").loc["service", "samples"]
-    assert (
-        visits > 3_900 if trace.source.separate_reads else visits < 2_000
-    )  # reads are services, too
+    assert visits > 3_900 if trace.separate_reads else visits < 2_000  # reads are services, too
 
 
 def test_one_law_for_all_or_one_each():

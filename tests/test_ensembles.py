@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import InputError, problems, study
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import figures, read
 
 ensembles = study.load("ensembles")
 
@@ -106,5 +106,4 @@ def test_its_figure(losses, tmp_path):
 
 def figure_of(folder):
     """The figure of a folder of results."""
-    table = pd.read_csv(folder / "summary.csv").dropna(subset="models")
-    return figures("ensembles")._ensembles(table)
+    return figures("ensembles").ensembles(read(folder, "ensembles"))

@@ -28,7 +28,6 @@ from asyncsim.pages import command
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
-from asyncsim.traces.columns import Source
 
 figures = figures_of("staleness")
 
@@ -53,8 +52,7 @@ def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int =
         "serve_time": commit_time - 0.1,
         "commit_time": commit_time,
     }
-    source = Source(workers=workers, protocol="exchange", seed=seed, cluster=cluster)
-    return dataclasses.replace(recorded(visits), source=source)
+    return dataclasses.replace(recorded(visits, workers=workers, seed=seed), cluster=cluster)
 
 
 def hand_made_run(trace: Trace, method: str, diverged_at: int | None = None) -> Run:

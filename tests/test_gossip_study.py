@@ -144,11 +144,15 @@ def test_the_figure_of_the_distances_has_a_point_for_each_method_and_topology(tm
             "seeds": 2,
             "spectral_gap": [0.25, 1.0, np.nan],
             "consensus_distance": [0.5, 0.125, np.nan],
+            "consensus_distance_sd": 0.01,
         }
     )
-    table.to_csv(tmp_path / "comparison.csv", index=False)
-    finished = Finished(tmp_path, {"study": "gossip", "problem": "digits"}, table)
+    for name in ("comparison", "tuning"):
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+    config = {"study": "gossip", "problem": "digits", "measure": "time_to_target"}
+    config |= {"compared": ["method", "topology"], "cells": [{"topology": "ring()"}]}
+    finished = Finished(tmp_path, config, table)
     figure = figures("gossip").consensus(finished)
     points = [line.get_xydata().tolist() for line in figure.axes[0].lines]
-    assert points == [[[0.25, 0.5]], [[1.0, 0.125]]]
-    assert "farthest from their mean with sgp on ring(), 0.5" in figure.get_label()
+    assert points == [[[0.25, 0.5], [1.0, 0.125]]]
+    assert "is lowest for sgp at spectral gap 1 (0.125)" in figure.get_label()

@@ -49,9 +49,9 @@ def test_paths_are_those_of_the_formula(window):
         workers=(3,), seeds=3, steps=4, window=window, problem=momentum.revealing_quadratic()
     )
     (cell,) = sweep.sweep(config, [{"workers": 3, "learning_rate": 0.2}])
-    paths = momentum.central_paths(cell, methods.downpour(0.2), steps=4)
-    assert paths.values.shape == (3, 13)
-    for seed, path in enumerate(paths.values):
+    paths, _ = momentum.central_paths(cell, methods.downpour(0.2), steps=4)
+    assert paths.shape == (3, 13)
+    for seed, path in enumerate(paths):
         trace = simulate(cell.cluster, 4 * 3 + 20 * 3, seed)
         expected = [1.0]
         for read in trace.frame["read_version"][:12]:

@@ -15,7 +15,9 @@ from asyncsim import (
     prescribed,
     problems,
 )
+from asyncsim.base.files import field_values
 from asyncsim.problems.partition import partition
+from asyncsim.traces.columns import Source
 
 
 def shapes(problem):
@@ -143,7 +145,9 @@ def test_methods_of_pipelines_equal_a_numpy_loop(name, timing, layers):
 def test_a_trace_of_groups_is_saved_and_summarised(tmp_path):
     trace = prescribed({"0": 24, "1": 0, "2": "exponential(3)"}, 200, workers=10, seed=1)
     loaded = Trace.load(trace.save(tmp_path / "trace.parquet"))
-    assert loaded.source == trace.source and loaded.reads.equals(trace.reads)
+    assert field_values(loaded, Source) == field_values(trace, Source) and loaded.reads.equals(
+        trace.reads
+    )
     assert np.array_equal(loaded.group_versions(), trace.group_versions())
     of_shard = (np.arange(200)[:, None] - trace.group_versions())[50:].mean(axis=0)
     assert (of_shard[0], of_shard[1]) == (24, 0) and 2 < of_shard[2] < 4

@@ -92,7 +92,6 @@ def test_a_small_study(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "Quickest update: " in printed and "q1 to q4" in printed
     assert "(half way from the start to the best final reward)" in printed
-    assert "one seed cannot show" not in printed
     for name in ("rewards", "staleness"):
         assert (tmp_path / "results" / f"{name}.png").stat().st_size > 10_000
 
@@ -157,11 +156,11 @@ def test_samples_that_are_open_at_the_end_are_censored(tmp_path):
 @pytest.mark.parametrize(
     ("ends", "target", "answer"),
     [
-        ((0.9, 0.3), None, "quickest to a reward of 0.600"),
-        ((0.2, 0.1), None, "no setting rises to a reward of 0.300"),
-        ((0.9, 0.3), 0.1, "no setting rises to a reward of 0.100"),
-        ((np.nan, 0.1), None, "no setting rises to a reward of 0.300"),
-        ((np.nan, np.nan), None, "every run diverged"),
+        ((0.9, 0.3), None, "keep() with none is the only setting"),
+        ((0.2, 0.1), None, "no setting reached a reward of 0.300 with every seed"),
+        ((0.9, 0.3), 0.1, "no setting reached a reward of 0.100 with every seed"),
+        ((np.nan, 0.1), None, "no setting reached a reward of 0.300 with every seed"),
+        ((np.nan, np.nan), None, "no best setting: each diverged with some seed"),
     ],
 )
 def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
@@ -177,10 +176,8 @@ def test_a_reward_that_does_not_rise_reaches_no_target(ends, target, answer):
         curves.append(pd.DataFrame({**curve, "reward": rewards, **key, "learning_rate": rate}))
     config = post_training.Config(target=target)
     runs = post_training.with_targets(config, pd.DataFrame(rows), pd.concat(curves))
-    assert np.isfinite(runs["time_to_target"]).sum() == ("quickest" in answer)
-    queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
-    rewards = post_training.reward_table(runs)
-    assert answer in post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
+    assert np.isfinite(runs["time_to_target"]).sum() == ("only" in answer)
+    assert post_training.reward_verdict(post_training.reward_table(runs)).startswith(answer)
 
 
 def test_a_division_starts_from_the_accelerators_of_the_log():
@@ -218,11 +215,9 @@ def test_the_quickest_correction_has_an_interval():
         for correction, time in (("none", 30.0), ("truncated(2)", 10.0))
         for seed in range(3)
     ]
-    queues = pd.DataFrame({"queue": ["keep()"], "limit": ["queue binds"], "update_time": [1.0]})
     rewards = post_training.reward_table(pd.DataFrame(rows))
     assert list(rewards["correction"]) == ["truncated(2)", "none"]
-    said = post_training.answer({"queues.csv": queues, "rewards.csv": rewards})
-    assert said.splitlines()[1] == (
+    assert post_training.reward_verdict(rewards) == (
         "keep() with truncated(2) is the fastest setting (95% confidence, 3 seeds)"
     )
 

@@ -200,13 +200,14 @@ def test_a_longer_trace_begins_like_a_shorter_one_and_failures_change_no_length(
 def test_a_trace_with_samples_survives_its_file(tmp_path):
     setting = {
         "slots": 6,
-        "length": "exponential(1)",
+        "length": "empirical([0, 1])",
         "group": 2,
         "batch": 4,
         "queue": "drop_oldest(1)",
     }
     failures = [crash("exponential(3)", 1.0, on="slots")]
     trace = learner(10, 0.3, updates="in_flight", failures=failures, **setting)
+    assert trace.samples["length"].min() == 0 and len(trace.rollouts.switches)
     again = asyncsim.Trace.load(trace.save(tmp_path / "trace.parquet"))
     for name, table in trace.rollouts._asdict().items():
         pd.testing.assert_frame_equal(table, getattr(again.rollouts, name))
@@ -237,14 +238,6 @@ def trained_apart(trace):
         }
     )
     return dataclasses.replace(trace, rollouts=trace.rollouts._replace(samples=samples))
-
-
-def test_lengths_of_zero_survive_their_file(tmp_path):
-    cluster = Cluster(1, 0.3, rollouts=Rollouts(4, "empirical([0, 1])", group=2, batch=4))
-    trace = simulate(cluster, 10, progress=False)
-    assert trace.samples["length"].min() == 0
-    loaded = asyncsim.Trace.load(trace.save(tmp_path / "trace.parquet"))
-    pd.testing.assert_frame_equal(loaded.samples, trace.samples)
 
 
 def test_pace_zero_is_synchronous_training_byte_for_byte():

@@ -38,16 +38,9 @@ FORMS = (
 @pytest.mark.parametrize(
     ("text", "units", "number"),
     [
-        ("40 ms", SECONDS, 0.04),
         ("35ms", SECONDS, 0.035),
-        ("2 h", SECONDS, 7200),
         ("1.5e2 us", SECONDS, 1.5e-4),
         ("3", SECONDS, 3),
-        ("100 Mbit/s", RATES, 12.5e6),
-        ("1 GB/s", RATES, 1e9),
-        ("25 MB", BYTES, 25e6),
-        ("2 KiB", BYTES, 2048),
-        ("9 bit", BYTES, 1.125),
         ("1e-99999999999999999999999 ms", SECONDS, 0),
     ],
 )

@@ -82,7 +82,7 @@ STUDIES = {
     ),
     "energy": (
         "--workers 1 2 --methods gem --diagnose-every 2",
-        (2, {"curves", "energy"}, {"compliance.csv", "energies.csv"}),
+        (2, {"curves", "energy"}, {"compliance.csv"}),
     ),
     "tensors": (
         "--workers 2 4 --effective-batch 8 --problem digits(hidden=[2])",
@@ -459,18 +459,17 @@ def test_energies_of_a_run_and_their_table():
     energy, run = study.load("energy"), make_run("gem", 2, steps=40)
     run.config["hyperparameters"] = {"learning_rate": 0.1}
     table, commits = energy.energies(run), run.commits
-    np.testing.assert_allclose(table["potential_energy"], -0.1 * commits["loss"])
     ratio = commits["central_energy"] / commits["proxy_energy"]
     np.testing.assert_allclose(table["energy_ratio"], ratio)
     # Stretches of a worker step: two in the beginning, three later ones.
     columns = {"method": "gem", "workers": 2, "seed": 0}
     steps, ratios = [2.0, 8.0, 12.0, 20.0, 39.0], [7.0, 9.0, 2.0, 4.0, 1.0]
-    curves = pd.DataFrame({**columns, "worker_step": steps, "energy_ratio": ratios})
-    ends = {"status": "finished", "final_loss": 0.5, "energy_ratio": 0.75}
+    curves = pd.DataFrame({**columns, "worker_step": steps, "energy_ratio": ratios, "stable": 0.5})
+    ends = {"status": "finished", "energy_ratio": 0.75}
     weights = energy.compliance(run).assign(**columns)
     (row,) = energy.report(pd.DataFrame([{**columns, **ends}]), weights, curves).to_numpy()
     # Medians of the first steps, the highest later one, and that of the end.
-    assert [float(number) for number in row[3:7]] == [0.5, 8, 4, 0.75]
+    assert [float(number) for number in row[2:6]] == [8, 4, 0.75, 0.5]
 
 
 def test_the_final_loss_of_a_run_is_the_mean_of_its_last_evaluations():

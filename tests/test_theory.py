@@ -214,14 +214,6 @@ def test_barrier_of_narrow_laws_far_apart(cv):
     assert theory.barrier_time(law, workers) == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize("first", [20])
-def test_barrier_against_samples(first):
-    law = LogNormal(1.0, 0.7)
-    samples = np.sort(law.sample(np.random.default_rng(2), (20_000, 32)), axis=1)[:, first - 1]
-    tolerance = K_SIGMA * samples.std() / math.sqrt(samples.size)
-    assert samples.mean() == pytest.approx(theory.barrier_time(law, 32, first), abs=tolerance)
-
-
 def test_sum_law():
     law = theory.sum_law(Gamma(0.5, 0.4), 16)
     assert (law.mean, law.std) == (pytest.approx(8), pytest.approx(4 * 0.2))

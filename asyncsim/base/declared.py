@@ -11,7 +11,6 @@ the argument's name and value to the value to use, or raises InputError. ``bool`
 ``Literal[...]`` are ranges by themselves, and ``| None`` allows None.
 """
 
-import dataclasses
 import functools
 import inspect
 import types
@@ -70,19 +69,16 @@ def declaring(
     """
 
     def decorate(factory: Factory) -> Factory:
-        name, parameters = factory.__name__, parameters_of(factory)
-        if len(parameters) < len(inspect.signature(factory).parameters):
+        name, ranges = factory.__name__, _ranges(factory)
+        if len(ranges) < len(inspect.signature(factory).parameters):
             raise InputError(f"{name}: must name each of its parameters, without * and /")
-        hints = typing.get_type_hints(factory, include_extras=True)
 
         @functools.wraps(factory)
         def call(*args: Any, **kwargs: Any) -> Any:
             arguments = bind(Call(name, args, tuple(kwargs.items())), factory, name)
             values = {
-                argument: checked(
-                    argument, arguments.get(argument, parameter.default), hints.get(argument)
-                )
-                for argument, parameter in parameters.items()
+                argument: checked(argument, arguments.get(argument, default), annotation)
+                for argument, (annotation, default) in ranges.items()
             }
             return build(factory, values)
 
@@ -118,15 +114,18 @@ def each(check: Callable[[str, Any], Any]) -> Callable[[str, Any], tuple[Any, ..
     )
 
 
-def call_text(factory: Callable[..., Any], arguments: dict[str, Any]) -> str:
+def call_text(
+    factory: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    text: Callable[[Any], str] = write,
+) -> str:
     """Write the call of a factory, without the arguments that have their default."""
-    defaults = {name: entry.default for name, entry in parameters_of(factory).items()}
     entries = (
-        f"{name}={write(value)}"
-        for name, value in arguments.items()
-        if defaults[name] is inspect.Parameter.empty or value != defaults[name]
+        f"{name}={text(arguments[name])}"
+        for name, (_, default) in _ranges(factory).items()
+        if default is inspect.Parameter.empty or arguments[name] != default
     )
-    return f"{factory.__name__}({', '.join(entries)})"
+    return f"{name_of(factory)}({', '.join(entries)})"
 
 
 def check_fields(instance: Any, prefix: str = "") -> None:
@@ -134,15 +133,16 @@ def check_fields(instance: Any, prefix: str = "") -> None:
 
     ``prefix``: of the fields' names in error messages.
     """
-    for name, annotation in _annotations(instance.__class__).items():
+    for name, (annotation, _) in _ranges(instance.__class__).items():
         value = checked(f"{prefix}{name}", getattr(instance, name), annotation)
         object.__setattr__(instance, name, value)
 
 
 @functools.cache
-def _annotations(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}
+def _ranges(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the annotation and the default of each argument of a factory or a dataclass."""
+    hints, parameters = typing.get_type_hints(target, include_extras=True), parameters_of(target)
+    return {name: (hints.get(name), entry.default) for name, entry in parameters.items()}
 
 
 class Value:
@@ -180,15 +180,8 @@ class Value:
         """The kind and the name, for error messages."""
         return f"{self.kind} {self.name}"
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments that differ from their defaults."""
-        values = {entry: getattr(self, entry.name) for entry in dataclasses.fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
-        return {entry.name: value for entry, value in values.items() if value != entry.default}
-
     def __str__(self) -> str:
-        arguments = (f"{name}={quoted_phrase(value)}" for name, value in self.arguments.items())
-        return f"{self.name}({', '.join(arguments)})"
+        return call_text(type(self), vars(self), quoted_phrase)
 
 
 def from_text(

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -76,40 +76,29 @@ def require_number(argument: str, value: Any) -> float:
     return number
 
 
-def require_positive(argument: str, value: Any, unit: str = "") -> float:
-    """Return ``value`` as a float; raise InputError unless it is finite and above zero."""
-    if _is_traced(value):
-        return value
-    number = require_number(argument, value)
-    if number <= 0:
-        raise InputError(f"{argument} = {value!r}: must be above zero{_unit(unit)}")
-    return number
+def _range(**rules: Callable[[float], bool]) -> Callable[..., Any]:
+    """Return the check of a number: finite, and obeying rules, named by their words."""
+
+    def require(argument: str, value: Any, unit: str = "") -> Any:
+        if _is_traced(value):
+            return value
+        number = require_number(argument, value)
+        for rule, holds in rules.items():
+            if not holds(number):
+                words = f"{rule.replace('_', ' ')}{f' ({unit})' if unit else ''}"
+                raise InputError(f"{argument} = {value!r}: must be {words}")
+        return number
+
+    return require
 
 
-def require_nonnegative(argument: str, value: Any, unit: str = "") -> float:
-    """Return ``value`` as a float; raise InputError unless it is finite and zero or above."""
-    if _is_traced(value):
-        return value
-    number = require_number(argument, value)
-    if number < 0:
-        raise InputError(f"{argument} = {value!r}: must be zero or above{_unit(unit)}")
-    return number
-
-
-def require_fraction(argument: str, value: Any) -> float:
-    """Return ``value`` as a float; raise InputError unless it lies in [0, 1)."""
-    number = require_nonnegative(argument, value)
-    if not _is_traced(value) and number >= 1:
-        raise InputError(f"{argument} = {value!r}: must be below one")
-    return number
-
-
-def require_share(argument: str, value: Any) -> float:
-    """Return ``value`` as a float; raise InputError unless it is above zero and at most one."""
-    number = require_positive(argument, value)
-    if not _is_traced(value) and number > 1:
-        raise InputError(f"{argument} = {value!r}: must be at most one")
-    return number
+# Each returns its value as a float; a third argument names the unit in the error.
+require_positive = _range(above_zero=lambda number: number > 0)
+require_nonnegative = _range(zero_or_above=lambda number: number >= 0)
+require_fraction = _range(
+    zero_or_above=lambda number: number >= 0, below_one=lambda number: number < 1
+)
+require_share = _range(above_zero=lambda number: number > 0, at_most_one=lambda number: number <= 1)
 
 
 def require_count(argument: str, value: Any, minimum: int = 1, maximum: int = 2**63 - 1) -> int:
@@ -268,7 +257,3 @@ def _is_traced(value: Any) -> bool:
 def _is_bool(value: Any) -> bool:
     """Return whether a value is True or False, of Python's or of an array's type."""
     return isinstance(value, bool) or getattr(value, "dtype", None) == "bool"
-
-
-def _unit(unit: str) -> str:
-    return f" ({unit})" if unit else ""

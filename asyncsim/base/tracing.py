@@ -1,8 +1,7 @@
-"""Tracing users' functions, their failures, and the precision and threads of JAX."""
+"""Tracing users' functions, their failures, and the precision of JAX."""
 
 import contextlib
 import inspect
-import os
 import re
 import sysconfig
 import threading
@@ -14,7 +13,6 @@ from typing import Any
 import jax
 import jax.monitoring
 import numpy as np
-from jax._src import xla_bridge
 
 from asyncsim.base.console import show_compilation
 from asyncsim.base.errors import InputError
@@ -30,17 +28,6 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 #: The precisions, 64 bits or not, of functions in JAX's caches.
 _precisions: set[bool] = set()
 _lock = threading.Lock()
-_forked = False
-
-
-def _note_fork() -> None:
-    global _forked
-    _forked = _forked or xla_bridge.backends_are_initialized()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
-
 
 #: The events of JAX's steps of a compilation: a number when a step begins, its duration at its end.
 _COMPILATION = "/jax/core/compile/"
@@ -60,16 +47,6 @@ jax.monitoring.register_scalar_listener(_begin)
 jax.monitoring.register_event_duration_secs_listener(_end)
 
 
-def require_threads() -> None:
-    """Raise InputError in a forked child of a process that used JAX, where JAX would hang."""
-    if _forked:
-        raise InputError(
-            f"process {os.getpid()}: was forked from one that had used JAX, whose threads a fork "
-            "leaves behind; start "
-            'processes with multiprocessing.get_context("spawn"), or "forkserver"'
-        )
-
-
 def forget_other_precision() -> None:
     """Clear JAX's caches if they hold traces in another precision; call it before a run is traced.
 
@@ -78,7 +55,6 @@ def forget_other_precision() -> None:
     array in float64, too, which it rounds silently or cannot compile. So each change of precision
     compiles again.
     """
-    require_threads()
     present = jax.config.read("jax_enable_x64")
     with _lock:
         if _precisions - {present}:

@@ -47,8 +47,6 @@ _NUMBER = r"-?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*((?![eE][-+]?\d)[^\W\d_][^\s\d,()\[\]]*)?\s*")
 #: A quantity inside a longer text, outside quotes.
 _WITHIN = re.compile(rf"(?<![\w.'\"-])({_NUMBER})\s*((?![eE][-+]?\d)[^\W\d_][\w/]*)")
-#: Units that may mean bits or bytes.
-_BITS_OR_BYTES = re.compile(r"([kKmMgGtT]?)i?[bB]?(?:b|ps|b/s|bps)")
 
 
 def quantity(argument: str, value: Any, units: Units) -> Any:
@@ -78,16 +76,8 @@ def quantity(argument: str, value: Any, units: Units) -> Any:
         if not math.isfinite(amount):
             raise InputError(f"{subject}: must be finite; give a number below 1e308 {units.base}")
         return amount
-    hint, per = "", "/s" if units is RATES else ""
-    if (unclear := _BITS_OR_BYTES.fullmatch(unit)) and units in (BYTES, RATES):
-        prefix = {"K": "k", "m": "M", "g": "G", "t": "T"}.get(unclear[1], unclear[1])
-        hint = f"bits or bytes? write {prefix}bit{per} or {prefix}B{per}; "
-    elif per and unit in BYTES.factors:
-        hint = f"a rate is per second: write {unit}/s; "
-    elif units is BYTES and unit in RATES.factors:
-        hint = f"a size is not per second: write {unit.removesuffix('/s')}; "
     choices = ", ".join(unit for unit in units.factors if unit.isascii())
-    raise InputError(f"{subject}: unknown unit {unit!r}; {hint}choose from {choices}")
+    raise InputError(f"{subject}: unknown unit {unit!r}; choose from {choices}")
 
 
 def positive(argument: str, value: Any, units: Units) -> float:

@@ -261,7 +261,7 @@ def examine(
         compute=Constant(1.0),
         window=trace.window,
         protocol=trace.protocol,
-        exclusive=trace.protocol != "read_then_write" or not trace.source.separate_reads,
+        exclusive=trace.protocol != "read_then_write" or not trace.separate_reads,
         discipline=discipline,
     )
     if trace.cluster is not None and trace.cluster.shared_bandwidth:

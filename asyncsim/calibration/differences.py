@@ -38,7 +38,7 @@ def without_gaps(trace: Trace, gaps_above: float | None = None) -> tuple[Trace, 
     """
     frame = trace.frame
     knows_losses = trace.cluster is not None or (frame["outcome"] != "applied").any()
-    if knows_losses or trace.source.separate_reads:
+    if knows_losses or trace.separate_reads:
         return trace, pd.DataFrame({"worker": [], "begin": [], "end": []})
     worker = frame["worker"]
     ways = (frame["start_time"] - frame["read_time"]).where(frame["job"] > 0)

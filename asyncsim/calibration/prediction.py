@@ -204,7 +204,7 @@ def extrapolate(
     for name, trace in (("recorded", recorded), ("target", target)):
         require_asynchronous(name, trace)
     for name in ("protocol", "window", "separate_reads"):
-        expected, value = getattr(recorded.source, name), getattr(target.source, name)
+        expected, value = getattr(recorded, name), getattr(target, name)
         if expected != value:
             raise InputError(
                 f"target: {name} is {value!r}, and in the first recording {expected!r}; record "

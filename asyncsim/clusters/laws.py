@@ -490,7 +490,7 @@ def scaled(law: Law, factor: float) -> Law:
         return Empirical(tuple(factor * sample for sample in law.samples))
     if isinstance(law, Mixture):
         return Mixture(tuple(scaled(part, factor) for part in law.laws), law.weights)
-    times = {name: value for name, value in law.arguments.items() if name not in _SHAPES}
+    times = {name: value for name, value in vars(law).items() if name not in _SHAPES}
     return replace(law, **{name: factor * time for name, time in times.items()})  # type: ignore[type-var]  # laws are dataclasses
 
 

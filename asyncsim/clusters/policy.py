@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from asyncsim.base.declared import Count, Natural, Value, each, from_text
+from asyncsim.base.declared import Count, Natural, Value, call_text, each, from_text
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.units import SECONDS, Duration, positive
 from asyncsim.clusters.collectives import COLLECTIVES
@@ -56,8 +56,7 @@ class Policy(Value):
     @property
     def call(self) -> str:
         """The Python call that returns the policy: the text with quotes."""
-        arguments = (f"{name}={json.dumps(value)}" for name, value in self.arguments.items())
-        return f"asyncsim.{self.name}({', '.join(arguments)})"
+        return f"asyncsim.{call_text(type(self), vars(self), json.dumps)}"
 
     @property
     def completes_between_messages(self) -> bool:

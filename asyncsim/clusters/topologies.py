@@ -474,18 +474,16 @@ def _graph(sender: np.ndarray, taker: np.ndarray, share: Any, workers: int) -> A
 
 def _require_connected(argument: str, graph: Any, directed: bool) -> None:
     """Check that every worker reaches every other."""
-    from scipy.sparse.csgraph import breadth_first_order
+    from scipy.sparse.csgraph import connected_components
 
-    for links, way in ((graph, "from worker 0 to"), (graph.T, "to worker 0 from")):
-        reached = breadth_first_order(links, 0, return_predecessors=False)
-        lost = np.setdiff1d(np.arange(graph.shape[0]), reached)
-        if len(lost):
-            subject = (
-                f"not strongly connected: nothing gets {way} worker {lost[0]}"
-                if directed
-                else f"not connected: worker {lost[0]} is apart from worker 0"
-            )
-            raise InputError(f"{argument}: the graph is {subject}; add edges, or leave workers out")
+    _, component = connected_components(graph, connection="strong")
+    apart = component != component[0]
+    if apart.any():
+        raise InputError(
+            f"{argument}: the graph is not {'strongly ' * directed}connected: worker "
+            f"{np.argmax(apart)} and worker 0 do not reach each other; add edges, or leave workers "
+            "out"
+        )
 
 
 def _paired(

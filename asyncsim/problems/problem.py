@@ -18,7 +18,6 @@ from asyncsim.base.errors import (
     require_positive,
 )
 from asyncsim.base.streams import Streams
-from asyncsim.base.tracing import require_threads
 
 #: Any nesting of dicts, lists, tuples and registered containers of arrays.
 Tree = Any
@@ -91,7 +90,6 @@ class Problem:
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        require_threads()
         require_name("problem", self.name)
         if self.test is not None:
             count_examples("test", self.test)

@@ -12,6 +12,7 @@ it must be computed before its first part. So rounds are cut as the pieces of
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,10 +117,10 @@ def trace_of_shard(trace: Trace, jobs: Jobs, shard: int) -> tuple[Trace, np.ndar
         "outcome": outcome,
         "version": np.cumsum(outcome == APPLIED),
     }
-    tables = table_of("steps", steps), trace.reads, trace.messages.head(0), trace.absences
     first = jobs.table["first"].to_numpy()[others]
     used_at = np.r_[: len(parts), np.searchsorted(parts.index, first)]
-    return Trace(trace.source, *tables), job, used_at
+    messages = trace.messages.head(0)
+    return replace(trace, steps=table_of("steps", steps), messages=messages), job, used_at
 
 
 def waves_of_servers(trace: Trace) -> list[Waves]:

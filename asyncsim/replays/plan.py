@@ -180,7 +180,7 @@ class Plan:
         # A restore drops the messages of an incomplete version: the next one begins there.
         restored_at = [position for position, *_ in self.restores]
         self.columns["completes"] = completes
-        if trace.source.shards > 1:
+        if trace.shards > 1:
             self.columns["delays"] = before[:, None] - trace.group_versions()
         self.columns |= places(completes, [*restored_at, stops[-1]])
         self._workers = trace.workers
@@ -359,12 +359,12 @@ def runs_of(trace: Trace, problem: Problem) -> tuple[tuple[int, ...], tuple[int,
     InputError
         The trace's groups are no partition of the problem's tensors.
     """
-    groups = trace.source.groups
+    groups = trace.groups
     if groups == 1:
         return (), ()
     argument = "stages" if isinstance(groups, int) else "groups of tensors"
     _, bounds, owners = partition(problem.shapes, groups, argument, by_layer=True)
-    return (bounds, owners) if trace.source.shards > 1 else ((), ())
+    return (bounds, owners) if trace.shards > 1 else ((), ())
 
 
 def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: int) -> Any:

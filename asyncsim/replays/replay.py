@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncsim.base.console import Progress
 from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
-from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
+from asyncsim.base.tracing import forget_other_precision, jax_settings
 from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods.method import Method
 from asyncsim.methods.policy_gradient import PolicyGradient
@@ -310,8 +310,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
 
 
 def require_kinds(trace: Any, method: Any, problem: Any) -> None:
-    """Raise InputError unless each argument has its type, and JAX can compute in this process."""
-    require_threads()
+    """Raise InputError unless each argument has its type."""
     if has_samples(trace, method, problem):
         require_rollouts(trace, method, problem, ())
         raise InputError(

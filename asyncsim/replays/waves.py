@@ -198,7 +198,7 @@ def find_waves(trace: Trace, same_reply: bool = False, used_at: np.ndarray | Non
         checkpoint = _first_position(frame["restored"].to_numpy()[rows], version)
         restores = Restores(rows, checkpoint, read_restored, push_restored)
     groups = None
-    if trace.source.shards > 1:
+    if trace.shards > 1:
         groups = _first_position(trace.group_versions(), version)
     separate_commits = None
     if fails and trace.protocol == "exchange" and trace.policy == asynchronous():

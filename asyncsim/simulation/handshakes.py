@@ -35,12 +35,8 @@ class Handshakes(Peers):
         self._waiting: list[list[Worker]] = [[] for _ in range(n)]
         self._number = [0] * n  # computations of each worker
 
-    def compute(self, index: int, now: float) -> None:
-        """Begin a computation, and draw the partner for its end."""
-        self.start_time[index] = now
-        self.end_time[index] = end = now + self.duration(index)
-        if self.absences is not None:
-            self.computing[index] = True
+    def finish_at(self, index: int, end: float) -> None:
+        """Schedule the worker's next step, and draw the partner for it."""
         partner = self._partner[index] = self._partner_of(index, self._number[index])
         self._number[index] += 1
         (self.apply_at if self._at_once or partner < 0 else self.resume_at)(index, end)

@@ -83,12 +83,8 @@ class Messages(Peers):
         self._void = set[tuple[int, int, int]]()
         self._last = [0] * n  # of an absent worker, the first round without its message
 
-    def compute(self, index: int, now: float) -> None:
-        """Begin a computation."""
-        self.start_time[index] = now
-        self.end_time[index] = end = now + self.duration(index)
-        if self.absences is not None:
-            self.computing[index] = True
+    def finish_at(self, index: int, end: float) -> None:
+        """Schedule the gradient, after the messages that are mixed in beside it."""
         if self._mixes_beside:
             self._after_round(self.apply_at, index, self.applied[index] - 1, end)
         else:

@@ -111,9 +111,17 @@ class Peers(ABC):
             self.compute(index, 0.0)
         self.clock.run_until(commits, self.accepted, self.records, report)
 
-    @abstractmethod
     def compute(self, index: int, now: float) -> None:
         """Begin a computation."""
+        self.start_time[index] = now
+        self.end_time[index] = end = now + self.duration(index)
+        if self.absences is not None:
+            self.computing[index] = True
+        self.finish_at(index, end)
+
+    @abstractmethod
+    def finish_at(self, index: int, end: float) -> None:
+        """Schedule the worker's next step for the end of its computation."""
 
     @abstractmethod
     def apply(self, worker: Worker) -> None:

@@ -84,9 +84,10 @@ class Slots:
         self._lengths: list[float] = []  # by sample
         self._group, self._unit = rollouts.group, rollouts.unit
         self._free_for_unit = min(self._unit, count)  # slots
-        eta = rollouts.queue.eta
-        limit = np.inf if eta is None else (eta + 1) * rollouts.batch
-        self._window_for_unit = limit - self._unit  # at most, for another unit to begin
+        queue = rollouts.queue
+        window = np.inf if queue.eta is None else (queue.eta + 1) * rollouts.batch
+        self._window_for_unit = window - self._unit  # at most, for another unit to begin
+        self._limit, self._most_batches = queue.limit, queue.batches  # None without one
         self._started = 0  # samples
         self._pending = 0  # samples of the unit that has begun, not yet on a slot
         self._retries: deque[tuple[int, int]] = deque()  # samples and attempts that start again
@@ -138,7 +139,8 @@ class Slots:
     def _take_batch(self, learner: int) -> bool:
         """Hand the next batch to a learner; return False if there is none."""
         rollouts = self._rollouts
-        self._discard_stale()
+        if self._limit is not None:
+            self._discard_stale(self._limit)
         count = rollouts.batch // rollouts.group
         batch = self._ready[:count]
         if len(batch) < count:
@@ -196,17 +198,14 @@ class Slots:
         else:
             insort(self._ready, group)
         self._serve_learners()
-        batches = self._rollouts.queue.batches
-        if batches is not None:
-            while len(self._ready) * self._rollouts.group > batches * self._rollouts.batch:
+        if self._most_batches is not None:
+            most = self._most_batches * self._rollouts.batch
+            while len(self._ready) * self._group > most:
                 self._lose(self._ready.pop(0), DROPPED)
             self._serve_learners()
 
-    def _discard_stale(self) -> None:
+    def _discard_stale(self, limit: int) -> None:
         """Discard waiting groups whose oldest sample is too stale for the next update."""
-        limit = self._rollouts.queue.limit
-        if limit is None:
-            return
         oldest_allowed = self._gate.version - limit
         for group in list(self._ready):
             if min(self._read[row] for row in self._rows[group]) < oldest_allowed:

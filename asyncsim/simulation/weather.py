@@ -6,7 +6,7 @@ computation, or of a service, is known when it begins.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from asyncsim.base.errors import InputError
@@ -31,13 +31,6 @@ class Spells:
             begin = (self._drawn[-1][1] if self._drawn else 0.0) + self._gap(self._index)
             self._drawn.append((begin, begin + self._lasts(self._index)))
         return self._drawn[number]
-
-    def covers(self, time: float) -> bool:
-        """Return whether a time (s) lies in a spell."""
-        number = 0
-        while self.at(number)[1] <= time:
-            number += 1
-        return self.at(number)[0] <= time
 
 
 class Incidents(NamedTuple):
@@ -104,22 +97,10 @@ class Weather:
         InputError
             The worker hardly ever works.
         """
-        spells, passed, time = self._speeds[index], self._passed[index], now
-        if not spells:
+        if not self._speeds[index]:
             return work
-        # Time only grows from call to call, so that spells which are over are skipped for good.
-        for process, (speeds, _) in enumerate(spells):
-            while speeds.at(passed[process])[1] <= now:
-                passed[process] += 1
-        ahead = list(passed)  # a copy: the next computation may begin before these spells end
-        for _ in range(_SPELLS_OF_A_STEP):
-            speed, until = 1.0, math.inf
-            for process, (speeds, factor) in enumerate(spells):
-                while speeds.at(ahead[process])[1] <= time:
-                    ahead[process] += 1
-                begin, end = speeds.at(ahead[process])
-                speed *= factor if begin <= time else 1.0
-                until = min(until, end if begin <= time else begin)
+        time = now
+        for speed, until in itertools.islice(self._paces(index, now), _SPELLS_OF_A_STEP):
             # Undisturbed work keeps its drawn duration; a difference of times would round it.
             if speed > 0 and time + work / speed <= until:
                 return work if time == now and speed == 1.0 else time + work / speed - now
@@ -132,21 +113,32 @@ class Weather:
 
     def work(self, index: int, begin: float, end: float) -> float:
         """Return the work (s at full speed) that is done from ``begin`` to ``end``."""
-        # Between two marks the speed is constant.
-        marks = {begin, end}
-        for speeds, _ in self._speeds[index]:
-            number = 0
-            while speeds.at(number)[0] < end:
-                marks.update(time for time in speeds.at(number) if begin < time < end)
-                number += 1
-        total = 0.0
-        for start, stop in itertools.pairwise(sorted(marks)):
-            speed = 1.0
-            for speeds, factor in self._speeds[index]:
-                if speeds.covers(start):
-                    speed *= factor
-            total += speed * (stop - start)
+        total, time = 0.0, begin
+        for speed, until in self._paces(index, begin):
+            total += speed * (min(until, end) - time)
+            time = until
+            if time >= end:
+                break
         return total
+
+    def _paces(self, index: int, time: float) -> Iterator[tuple[float, float]]:
+        """Yield a worker's speeds from a time (s) on, each with the time until which it lasts."""
+        spells, passed = self._speeds[index], self._passed[index]
+        # Time only grows from call to call, so that spells which are over are skipped for good.
+        for process, (speeds, _) in enumerate(spells):
+            while speeds.at(passed[process])[1] <= time:
+                passed[process] += 1
+        ahead = list(passed)  # a copy: the next computation may begin before these spells end
+        while True:
+            speed, until = 1.0, math.inf
+            for process, (speeds, factor) in enumerate(spells):
+                while speeds.at(ahead[process])[1] <= time:
+                    ahead[process] += 1
+                begin, end = speeds.at(ahead[process])
+                speed *= factor if begin <= time else 1.0
+                until = min(until, end if begin <= time else begin)
+            yield speed, until
+            time = until
 
     def loss(self, index: int) -> Failure | None:
         """Return the failure that loses a message sent now; None if it arrives."""

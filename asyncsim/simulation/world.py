@@ -370,8 +370,7 @@ class World:
         """Stop the computations that the newest version has made too stale, in the order of
         workers.
         """
-        limit = self.cluster.policy.staleness_limit
-        if not self._stops or limit is None:
+        if not self._stops or (limit := self.cluster.policy.staleness_limit) is None:
             return
         # Computations from older versions were stopped before.
         version = self.gate.version - limit

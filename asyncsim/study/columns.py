@@ -48,6 +48,7 @@ COLUMNS = {
         Column("staleness_mean", "staleness", "mean staleness (versions)"),
         Column("staleness_q99", "99 % quantile", "99 % quantile of the staleness (versions)"),
         Column("spectral_gap", "gap", "spectral gap"),
+        Column("consensus_distance", axis="mean squared distance from the mean"),
         Column("service", "service (s)", "service time (s)"),
         Column("cv", "CV", "CV of the compute time"),
         Column("momentum_measured", "momentum"),

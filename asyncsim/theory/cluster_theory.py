@@ -35,8 +35,6 @@ from asyncsim.theory.queueing import (
 )
 from asyncsim.theory.staleness import (
     first_staleness,
-    geometric_staleness,
-    geometric_staleness_variance,
     renewal_staleness_variance,
 )
 
@@ -438,27 +436,18 @@ def _in_rotation(cluster: Cluster) -> bool:
 
 def _geometric(rates: list[float], shift: int) -> dict[str, Any]:
     """Return the law of the staleness of exponential workers, without a queue."""
-    n = len(rates)
-    if len(set(rates)) == 1:
-        probability = _shifted(lambda k: geometric_staleness(n, k), shift)
-        return {
-            "law": "geometric law",
-            "std": math.sqrt(geometric_staleness_variance(n)),
-            "probability": probability,
-        }
     # A commit is by worker ``i`` with the probability of its share, which ends its geometric wait.
-    shares = np.array(rates) / sum(rates)
+    shares, counts = np.unique(np.array(rates) / sum(rates), return_counts=True)
     means = (1 - shares) / shares
-    second_moment = float(shares @ (means * (means + 1) + means**2))
+    second_moment = float(counts * shares @ (means * (means + 1) + means**2))
 
     def mixture(k: np.ndarray) -> np.ndarray:
-        probabilities = shares**2 * (1 - shares) ** np.maximum(k[..., None], 0)
-        return np.where(k >= 0, probabilities.sum(axis=-1), 0.0)
+        probabilities = (1 - shares) ** np.maximum(k[..., None], 0) @ (counts * shares**2)
+        return np.where(k >= 0, probabilities, 0.0)
 
-    std = math.sqrt(second_moment - (n - 1) ** 2)
     return {
-        "law": "geometric law of each worker",
-        "std": std,
+        "law": f"geometric law{'' if len(shares) == 1 else ' of each worker'}",
+        "std": math.sqrt(second_moment - (len(rates) - 1) ** 2),
         "probability": _shifted(mixture, shift),
     }
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncsim.base.errors import InputError, TooLarge, require_free, require_memory, require_path
-from asyncsim.base.files import open_file, write_whole
+from asyncsim.base.files import field_values, open_file, write_whole
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.traces.columns import TABLES, Source, arrays_of, table_of
 from asyncsim.traces.samples import SAMPLE_OUTCOMES, RolloutTables
@@ -44,7 +43,7 @@ def write_trace(trace: Tables, path: Path) -> Path:
         for name, table in tables.items()
         for column, values in table.items()
     }
-    source = {entry.name: getattr(trace.source, entry.name) for entry in fields(Source)}
+    source = field_values(trace, Source)
     source["cluster"] = None if trace.cluster is None else trace.cluster.to_dict()
     units = {name: "s" for name in columns if name.endswith(("time", "begin", "end", "detected"))}
     header = {"format": FORMAT, "source": source, "units": units}
@@ -110,7 +109,7 @@ def _trace(kind: type[_T], header: dict[str, Any], stored: pa.Table) -> _T:
         source["cluster"] = Cluster.from_dict(source["cluster"])
     if isinstance(source["groups"], list):
         source["groups"] = tuple(source["groups"])
-    return kind(Source(**source), **tables, rollouts=rollouts)
+    return kind(**source, **tables, rollouts=rollouts)
 
 
 def _digest(header: dict[str, Any], tables: Mapping[str, pd.DataFrame]) -> str:

@@ -85,15 +85,19 @@ def trace_of(
         message_table = messages_of_parts(parts, present)
     else:
         message_table = messages_to_server(steps, present, spells)
-    source = Source(
+    return Trace(
         workers=cluster.workers,
         protocol=cluster.protocol,
         window=max(cluster.windows),
         separate_reads=cluster.separate_reads,
         seed=seed,
         cluster=cluster,
+        steps=steps,
+        reads=table_of("reads", read_columns),
+        messages=message_table,
+        absences=spells,
+        rollouts=rollouts,
     )
-    return Trace(source, steps, table_of("reads", read_columns), message_table, spells, rollouts)
 
 
 def _joined(tables: list[Columns]) -> Columns:
@@ -239,9 +243,13 @@ def trace_without_server(
         "version": np.cumsum(is_applied),
     }
     steps = table_of("steps", {**rows, **counted, "arrive_time": time, "serve_time": time})
-    spells = table_of("absences", absences or {}, None if absences else 0)
-    messages = messages_of_peers(worker, taken_up, in_flight)
-    return Trace(source, steps, table_of("reads", reads), messages, spells)
+    return Trace(
+        **vars(source),
+        steps=steps,
+        reads=table_of("reads", reads),
+        messages=messages_of_peers(worker, taken_up, in_flight),
+        absences=table_of("absences", absences or {}, None if absences else 0),
+    )
 
 
 def messages_to_server(

@@ -170,7 +170,7 @@ def package_versions(*further: str) -> dict[str, str]:
     return {"asyncsim": __version__, "python": platform.python_version(), **packages}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """The origin of a trace: a cluster, a recording or a prescription."""
 

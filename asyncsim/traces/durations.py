@@ -150,7 +150,7 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     )
     down, round_trip = starts - frame["read_time"].to_numpy(), None
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()[used]
-    if trace.source.separate_reads:
+    if trace.separate_reads:
         service = np.concatenate(
             [service, (frame["read_time"] - frame["read_serve_time"]).to_numpy()[used]]
         )
@@ -195,7 +195,7 @@ def attended(trace: Trace) -> Trace:
     A real server takes a while to take a visit up, and can do nothing else meanwhile: that is
     service as well. A simulated trace stays as it is.
     """
-    visits = _visits(trace)
+    visits = _in_order(trace)
     arrive, serve, end = arrays_of(visits, "arrive", "serve", "end")
     free = np.concatenate([[0.0], np.maximum.accumulate(end)[:-1]])
     serve_times = np.empty(len(visits))
@@ -301,7 +301,7 @@ class Choices(NamedTuple):
 
 def choices(trace: Trace) -> Choices:
     """Count how often a server chose the earliest waiting visit, and the lowest worker's."""
-    worker, arrive, serve = arrays_of(_visits(trace), "worker", "arrive", "serve")
+    worker, arrive, serve = arrays_of(_in_order(trace), "worker", "arrive", "serve")
     visits = np.arange(len(worker))
     # Visits are numbered in the order of service: only later ones may wait.
     earliest = np.append(np.minimum.accumulate(arrive[:0:-1])[::-1], np.inf)
@@ -310,19 +310,14 @@ def choices(trace: Trace) -> Choices:
         rows = np.flatnonzero(worker == index)
         following = np.append(arrive[rows], np.inf)[np.searchsorted(rows, visits, side="right")]
         lowest[following < serve] = index
-    is_choice = (earliest < serve) & (serve < np.inf)
+    is_choice = earliest < serve
     agrees = (is_choice, is_choice & (arrive <= earliest), is_choice & (worker <= lowest))
     return Choices(*(int(chosen.sum()) for chosen in agrees))
 
 
-def _visits(trace: Trace) -> pd.DataFrame:
-    """Return all visits in the order of service: `Trace.visits`, and those that wait, which have no
-    end yet.
-    """
-    waiting = trace.present.set_axis(["worker", "arrive"], axis=1).assign(serve=np.inf, end=np.inf)
-    return pd.concat([trace.visits, waiting], ignore_index=True).sort_values(
-        ["serve", "end"], kind="stable"
-    )
+def _in_order(trace: Trace) -> pd.DataFrame:
+    """Return `Trace.visits` in the order of service; waiting ones are last."""
+    return trace.visits.sort_values(["serve", "end"])
 
 
 def _check_times(frame: pd.DataFrame) -> None:
@@ -345,8 +340,7 @@ def _check_times(frame: pd.DataFrame) -> None:
 
 
 def _check_services(trace: Trace) -> None:
-    visits = _visits(trace)
-    serve, end = arrays_of(visits, "serve", "end")
+    serve, end = arrays_of(_in_order(trace), "serve", "end")
     overlaps = int(np.count_nonzero(serve[1:] < end[:-1]))
     if overlaps > _OVERLAPS * len(serve):
         raise InputError(

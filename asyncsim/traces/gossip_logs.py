@@ -1,5 +1,6 @@
 """A trace without a server, from the log of its workers: the order of gradients, and shares."""
 
+import copy
 import graphlib
 import heapq
 from typing import Any
@@ -70,47 +71,34 @@ def trace_of_gossip(
     pairs = zip(rows["worker"], job, strict=True)
     numbers: dict[Any, int] = {pair: row for row, pair in enumerate(pairs)}
 
-    def row_of(argument: str, row: int, pair: Any) -> int:
-        """Return the row of a source."""
+    def row_of(pair: Any) -> int:
+        """Return the row of a source, -1 for none."""
         try:
             return numbers[tuple(int(part) for part in pair)]
         except (KeyError, TypeError, ValueError):
-            raise InputError(
-                f"{argument}: a source of row {row} is {pair!r}; it must be a pair (worker, job) "
-                "that is there"
-            ) from None
+            return -1
+
+    def rows_of(log: Log, column: str) -> np.ndarray:
+        """Return the rows of a column of sources."""
+        sources = np.array([row_of(pair) for pair in log.table[column]], np.int64)
+        log.require(column, sources >= 0, "must be a pair (worker, job) that is there")
+        return sources
 
     try:
-        sources = [list(names) for names in rows["sources"]]
-        weights = [[float(weight) for weight in shares] for shares in rows["weights"]]
-    except (TypeError, ValueError) as error:
+        counts = rows[["sources", "weights"]].map(len)
+    except TypeError as error:
         raise InputError(f"visits: sources and weights must be lists ({error})") from None
-    for row, sent, shares in zip(rows["row"], sources, weights, strict=True):
-        if len(sent) != len(shares):
-            raise InputError(
-                f"visits: row {row} has {len(sent)} sources and {len(shares)} weights; give a "
-                "weight for each source"
-            )
-    earlier = [
-        [row_of("visits", row, name) for name in names]
-        for row, names in zip(rows["row"], sources, strict=True)
-    ]
-    order = _order_of(rows, earlier, source.workers)
-    place = {row: number for number, row in enumerate(order)}
+    is_paired = counts["sources"] == counts["weights"]
+    log.require("weights", is_paired, "must have a weight for each source")
+    messages, sends = copy.copy(log), rows[counts["sources"] > 0]
+    messages.table = sends.assign(by=sends.index).explode(["sources", "weights"], ignore_index=True)
+    by, step = messages.table["by"].to_numpy(), rows_of(messages, "sources")
+    weights = messages.numbers("weights")
+    order = _order_of(rows, by, step, source.workers)
+    place = np.argsort(order)
     ordered = rows.loc[order].reset_index(drop=True)
     ordered["commit_time"] = ordered["commit_time"].cummax()
-    ordered = ordered.assign(
-        send_time=ordered.get("send_time", np.nan),
-        local_steps=window,
-        kept=ordered["kept"].astype(float),
-    )
-    messages = [
-        (place[sent], by, weight)
-        for by, row in enumerate(order)
-        for sent, weight in zip(earlier[row], weights[row], strict=True)
-    ]
-    of_messages = ("step", "by", "weight")
-    taken_up = dict(zip(of_messages, np.array(messages, float).reshape(-1, 3).T, strict=True))
+    ordered = ordered.assign(send_time=ordered.get("send_time", np.nan), local_steps=window)
     names = ("source", "taker", "weight")
     flying = Log.of(
         "in_flight", dict.fromkeys(names, ()) if in_flight is None else in_flight, names
@@ -123,14 +111,11 @@ def trace_of_gossip(
     if "arrive_time" in flying.table:
         flying.take_times(["arrive_time"], like=log)
         arrives = flying.table["arrive_time"].to_numpy() - begin
-    step = [
-        place[row_of("in_flight", row, name)] for row, name in enumerate(flying.table["source"])
-    ]
     trace = trace_without_server(
         source,
         {name: ordered[name].to_numpy() for name in _GOSSIP_RECORD},
-        taken_up,
-        columns | {"step": step, "arrive_time": arrives},
+        {"step": place[step], "by": place[by], "weight": weights},
+        columns | {"step": place[rows_of(flying, "source")], "arrive_time": arrives},
         {"start_time": np.full(source.workers, np.nan)},
     )
     log.table = ordered
@@ -179,9 +164,9 @@ def _require_shares(log: Log, trace: Trace) -> None:
         log.require(column, holds, rule)
 
 
-def _order_of(rows: pd.DataFrame, earlier: list[list[int]], workers: int) -> list[int]:
-    """Order the gradients of workers by time, each after its sources, the ``earlier`` rows, and
-    after the previous row of each replica that it changes.
+def _order_of(rows: pd.DataFrame, by: np.ndarray, step: np.ndarray, workers: int) -> list[int]:
+    """Order the gradients of workers by time, each after its sources, and after the previous row of
+    each replica that it changes. Row ``by`` takes up the message of row ``step``.
     """
     worker, partner, time = (rows[name].tolist() for name in ("worker", "partner", "commit_time"))
     sorter, last = graphlib.TopologicalSorter[int](), dict[int, int]()
@@ -189,8 +174,10 @@ def _order_of(rows: pd.DataFrame, earlier: list[list[int]], workers: int) -> lis
     # Rows are sorted by time; averages of an instant also by the number of their gradient.
     for row in rows.sort_values(["commit_time", "job"]).index if averages else rows.index:
         replicas = {worker[row], partner[row]} & everyone
-        sorter.add(row, *earlier[row], *(last[replica] for replica in replicas if replica in last))
+        sorter.add(row, *(last[replica] for replica in replicas if replica in last))
         last |= dict.fromkeys(replicas, row)
+    for taker, source in zip(by.tolist(), step.tolist(), strict=True):
+        sorter.add(taker, source)
     try:
         sorter.prepare()
     except graphlib.CycleError as error:

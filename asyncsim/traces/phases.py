@@ -58,7 +58,7 @@ def phases(trace: Tables, workers: Collection[int]) -> pd.DataFrame:
     InputError
         For several servers with separate reads.
     """
-    if trace.servers > 1 and trace.source.separate_reads:
+    if trace.servers > 1 and trace.separate_reads:
         raise InputError(
             f"servers = {trace.servers}: with reads in visits of their own a worker is at several "
             "servers at once, and does not do one thing at a time; see Trace.parts, or simulate "

@@ -221,7 +221,7 @@ def _trace_of(source: Source, staleness: np.ndarray) -> Trace:
     messages = {"worker": worker, "step": commit, "by": commit, "arrive_time": commit_time}
     tables = {"steps": steps, "reads": reads, "messages": messages}
     return Trace(
-        source,
+        **vars(source),
         **{
             name: table_of(name, tables.get(name, {}), None if name in tables else 0)
             for name in TABLES

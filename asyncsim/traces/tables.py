@@ -8,8 +8,6 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.policy import Policy
 from asyncsim.traces.columns import (
     APPLIED,
     BUFFERED,
@@ -28,11 +26,10 @@ from asyncsim.traces.samples import RolloutTables
 Columns = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Tables:
-    """The four tables of a trace and its source; their attributes are described in `Trace`."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tables(Source):
+    """A source and the four tables of its trace; their attributes are described in `Trace`."""
 
-    source: Source
     steps: pd.DataFrame
     reads: pd.DataFrame
     messages: pd.DataFrame
@@ -102,7 +99,7 @@ class Tables:
             is_open[self.steps["read"][~is_accepted]] = True
             reads = reads.assign(is_open=is_open)
         steps = steps[is_accepted].reset_index(drop=True)
-        return type(self)(self.source, steps, reads, messages, absences, self.rollouts)
+        return replace(self, steps=steps, reads=reads, messages=messages, absences=absences)
 
     def head(self, rows: int) -> Self:
         """Return the first rows, as a trace that ended there, without its open reads."""
@@ -188,7 +185,7 @@ class Tables:
 
         Empty for exchanges. A worker's first read is not included: no server served it.
         """
-        if not self.source.separate_reads:
+        if not self.separate_reads:
             return self.reads.head(0)
         read, is_split = self.steps["read"], self.servers > 1
         if is_split:
@@ -200,24 +197,19 @@ class Tables:
 
     @property
     def visits(self) -> pd.DataFrame:
-        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then
-        reads.
+        """The server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads,
+        and then those of `present`, without ``serve`` and ``end``.
 
         With several servers they are visits of parts, and have their ``shard``.
         """
-        commits, shard = self.steps[self.steps["outcome"].cat.codes < CANCELLED], []
+        commits = self.steps[self.steps["outcome"].cat.codes < CANCELLED]
+        names = {"arrive_time": "arrive", "serve_time": "serve", "commit_time": "end"}
+        columns = ["worker", *names]
         if self.servers > 1:
-            commits, shard = self.parts, ["shard"]
-        names = ["worker", "arrive", "serve", "end", *shard]
-        visits = [
-            commits[["worker", "arrive_time", "serve_time", "commit_time", *shard]].set_axis(
-                names, axis=1
-            ),
-            self.read_visits[["worker", "arrive_time", "serve_time", "time", *shard]].set_axis(
-                names, axis=1
-            ),
-        ]
-        return pd.concat(visits, ignore_index=True)
+            commits, columns = self.parts, [*columns, "shard"]
+        reads = self.read_visits.rename(columns={"time": "commit_time"})
+        tables = (table.reindex(columns=columns) for table in (commits, reads, self.present))
+        return pd.concat(tables, ignore_index=True).rename(columns=names)
 
     @functools.cached_property
     def worker_step(self) -> np.ndarray:
@@ -241,60 +233,15 @@ class Tables:
         sent = np.bincount(taken_up["source"], taken_up["weight"], len(self))
         return 1.0 - sent - np.bincount(in_flight["row"], in_flight["weight"], len(self))
 
-    @property
-    def takes_up(self) -> str:
-        """When messages are taken up without a server, ``"read"`` or ``"commit"``; else ``""``."""
-        return self.source.takes_up
-
-    @property
-    def workers(self) -> int:
-        """The number of workers."""
-        return self.source.workers
-
-    @property
-    def protocol(self) -> str:
-        """The protocol of the visits; ``"prescribed"``; or ``"gossip"``, without a server."""
-        return self.source.protocol
-
-    @property
-    def window(self) -> int:
-        """Local steps per commit; the largest number if workers differ."""
-        return self.source.window
-
     @functools.cached_property
     def windows_differ(self) -> bool:
         """Whether some computations have fewer local steps than others."""
         return bool((self.steps["local_steps"] != self.window).any())
 
     @property
-    def seed(self) -> int:
-        """The seed of the random numbers."""
-        return self.source.seed
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The simulated cluster; None for a prescribed or recorded trace."""
-        return self.source.cluster
-
-    @property
     def discipline(self) -> str | None:
         """The order of service of waiting visits; None for a trace without a cluster."""
         return None if self.cluster is None else self.cluster.discipline
-
-    @property
-    def servers(self) -> int:
-        """The number of servers, each with a shard of the parameters; 1 without a cluster."""
-        return self.source.servers
-
-    @property
-    def policy(self) -> Policy:
-        """The timing policy; asynchronous for a trace without a cluster."""
-        return self.source.policy
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the packages that produced the trace."""
-        return self.source.versions
 
     def group_versions(self) -> np.ndarray:
         """Return the version of each group of tensors in every read; one group if reads are whole.
@@ -304,10 +251,10 @@ class Tables:
         int array, shape ``[rows, groups]``
             The smallest of a row is its ``read_version``.
         """
-        if self.source.shards == 1:
+        if self.shards == 1:
             return self.frame["read_version"].to_numpy()[:, None]
         of_shards = self.reads.loc[self.reads["shard"] >= 0, "version"].to_numpy()
-        return of_shards.reshape(-1, self.source.shards)[self.steps["read"]]
+        return of_shards.reshape(-1, self.shards)[self.steps["read"]]
 
 
 def restores_of(absences: pd.DataFrame, rows: int) -> pd.DataFrame:

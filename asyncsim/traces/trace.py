@@ -29,8 +29,6 @@ class Trace(Tables):
 
     Attributes
     ----------
-    source : Source
-        The cluster and the seed, or the protocol of a recording or a prescription.
     steps : pandas.DataFrame
         One row per message or stopped computation: ``worker``, ``job``, ``local_steps``, ``read``
         (the row of `reads` that it was computed from), ``start_time``, ``send_time``,
@@ -114,7 +112,7 @@ class Trace(Tables):
             When the gradient is applied to the worker's replica.
         ``sources``, ``weights``
             Lists: the rows, all earlier, whose messages were taken up for this one, ascending, and
-            the share of each. See ``source.takes_up`` for when.
+            the share of each. See ``takes_up`` for when.
         ``kept``
             The share of its state that the worker kept, after its previous row, when it sent the
             rest; 1 in its first row.
@@ -162,8 +160,8 @@ class Trace(Tables):
         lost = len(self) - len(self.accepted)
         commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
         servers = f" at {self.servers} servers" if self.servers > 1 else ""
-        if self.source.shards > 1:
-            servers = f" in {self.source.shards} groups of tensors"
+        if self.shards > 1:
+            servers = f" in {self.shards} groups of tensors"
         return (
             f"<Trace of {commits} by {counted(self.workers, 'worker')}{servers}, {self.protocol}, "
             f"seed {self.seed}>"

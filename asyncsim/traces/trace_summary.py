@@ -55,8 +55,8 @@ def counted_messages(trace: Tables, warm_up: int) -> pd.DataFrame:
     """Return the accepted messages after the warm-up; with several servers, their accepted
     parts, and with groups of tensors a row for each group.
     """
-    if trace.source.shards > 1:
-        accepted, shards = trace.accepted, trace.source.shards
+    if trace.shards > 1:
+        accepted, shards = trace.accepted, trace.shards
         rows = np.repeat(np.arange(warm_up, len(accepted)), shards)
         before = accepted.steps["version"].to_numpy() - 1
         staleness = (before[:, None] - accepted.group_versions())[warm_up:].ravel()
@@ -273,8 +273,7 @@ def queue(trace: Tables) -> pd.DataFrame:
     if trace.protocol == GOSSIP:
         begins, ends = flights(trace)
     else:
-        begins = np.concatenate([trace.visits["arrive"], trace.present["arrive_time"]])
-        ends = trace.visits["end"].to_numpy()
+        begins, ends = trace.visits["arrive"], trace.visits["end"].dropna()
     time, in_system = _steps(begins, ends)
     return pd.DataFrame({"time": time, "in_system": in_system})
 
@@ -283,31 +282,23 @@ def _server(trace: Tables, begin: float, end: float) -> dict[str, float]:
     """Measure the load and the waits of the server in an interval; nan without a server."""
     if trace.protocol == "prescribed":
         return dict.fromkeys(("utilisation", "wait_mean", "queue_mean", "queue_max"), np.nan)
-    visits, present = trace.visits, trace.present
+    visits = trace.visits
     if trace.servers == 1:
-        return _station(trace, visits, present, begin, end)
+        return _station(trace, visits, begin, end)
     stations = pd.DataFrame(
-        _station(
-            trace, visits[visits["shard"] == shard], present[present["shard"] == shard], begin, end
-        )
+        _station(trace, visits[visits["shard"] == shard], begin, end)
         for shard in range(trace.servers)
     )
     return stations.mean().to_dict() | {"queue_max": int(stations["queue_max"].max())}
 
 
-def _station(
-    trace: Tables, visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float
-) -> dict[str, float]:
-    arrived_at, served_at, ended_at = visits[["arrive", "serve", "end"]].to_numpy().T
-    late = present["arrive_time"].to_numpy()
-    arrive, lock_free = np.concatenate([arrived_at, late]), trace.discipline == "lock_free"
+def _station(trace: Tables, visits: pd.DataFrame, begin: float, end: float) -> dict[str, float]:
+    arrive, serve, ended = arrays_of(visits, "arrive", "serve", "end")
+    waits = (serve - arrive)[ended > begin]
     # All that are present without locks are in service; elsewhere it is not recorded which of them
     # is.
-    serve = np.concatenate([served_at, late if lock_free else np.full(len(late), end)])
-    served = _overlap(served_at, ended_at, begin, end).sum()
-    if lock_free:
-        served += _overlap(late, end, begin, end).sum()
-    waits = (served_at - arrived_at)[ended_at > begin]
+    serve = np.where(np.isnan(ended), arrive if trace.discipline == "lock_free" else end, serve)
+    served = _overlap(serve, np.fmin(ended, end), begin, end).sum()
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
     return {
@@ -321,7 +312,7 @@ def _station(
 def time_shares(trace: Tables, begin: float, end: float) -> dict[str, float]:
     """Split the workers' time in an interval into phases, goodput and losses."""
     losses = ("waiting", "sending", "discarded", "failed", "restoring")
-    if trace.protocol == "prescribed" or (trace.servers > 1 and trace.source.separate_reads):
+    if trace.protocol == "prescribed" or (trace.servers > 1 and trace.separate_reads):
         shares = [*IN_WORDS, "lost_time", "counted"]
         return dict.fromkeys(
             [*(f"{share}_share" for share in shares), *(f"lost_to_{loss}" for loss in losses)],

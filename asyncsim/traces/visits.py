@@ -220,11 +220,10 @@ def trace_of_log(
         read_columns = with_first({**read_columns, "worker": reader}, form.workers)
     present_columns = {name: waiting[name].to_numpy() for name in _PRESENT}
     trace = trace_of(form, seed, commit_columns, read_columns, present_columns)
-    source = replace(trace.source, cluster=None, recorded_policy=str(form.policy))
     steps = trace.steps
     if "start_time" not in commits:
         steps = steps.assign(start_time=trace.reads["time"].to_numpy()[steps["read"]])
-    trace = replace(trace, source=source, steps=steps)
+    trace = replace(trace, cluster=None, recorded_policy=str(form.policy), steps=steps)
     _check_counted(log, trace.frame)
     return trace
 

@@ -26,43 +26,24 @@ def staleness(results: Finished) -> Figure:
     for axes, n in zip(panels, counts, strict=True):
         for window, shade in look.shades(windows).items():
             rows = table[(table["workers"] == n) & (table["window"] == window)]
-            axes.stairs(
-                rows["share"], np.append(rows["staleness"], len(rows)) - 0.5, color=shade.color
-            )
-        axes.axvline(n - 1, color=look.BLACK, linewidth=0.8, linestyle="--")
+            edges = np.append(rows["staleness"], len(rows)) - 0.5
+            axes.stairs(rows["share"], edges, color=shade.color, label=f"\u03bb = {window}")
+        axes.axvline(n - 1, color=look.BLACK, linewidth=0.8, linestyle="--", label="n \u2212 1")
         if n in modes.index:
-            axes.plot(
-                modes[n],
-                0,
-                marker="^",
-                color=look.VERMILLION,
-                markersize=5,
-                clip_on=False,
-                zorder=4,
-            )
+            mark: dict[str, Any] = {
+                "marker": "^",
+                "linestyle": "none",
+                "color": look.VERMILLION,
+                "markersize": 5,
+            }
+            label = f"published mode ({published.SOURCE})"
+            axes.plot(modes[n], 0, label=label, clip_on=False, zorder=4, **mark)
         axes.set_title(f"n = {n}")
         axes.set_xlabel("staleness (versions)")
         axes.set_xlim(-0.5, None)
         axes.set_ylim(0, None)
         layout.whole_ticks(axes.xaxis, 5)
     panels[0].set_ylabel("share of commits")
-    first_panel = panels[0]
-    handles = [
-        first_panel.plot([], [], color=s.color, label=f"\u03bb = {w}")[0]
-        for w, s in look.shades(windows).items()
-    ]
-    handles += first_panel.plot(
-        [], [], color=look.BLACK, linewidth=0.8, linestyle="--", label="n \u2212 1"
-    )
-    mark: dict[str, Any] = {
-        "marker": "^",
-        "linestyle": "none",
-        "color": look.VERMILLION,
-        "markersize": 5,
-    }
-    if modes.index.isin(counts).any():
-        handles += first_panel.plot([], [], label=f"published mode ({published.SOURCE})", **mark)
-    config = results.config
     table = table.assign(mean=table["staleness"] * table["share"])
     means = table.groupby(["workers", "window"])["mean"].sum()
     off = (means - means.index.get_level_values(0) + 1).abs().max()
@@ -70,12 +51,10 @@ def staleness(results: Finished) -> Figure:
         f"The mean staleness is within {number_text(off, 2)} versions of n \u2212 1, whatever the "
         "window."
     )
-    cluster = (
-        f"a local step {config.get('compute')} s, a visit {config.get('service')} s, "
-        f"{config.get('protocol')}"
-    )
+    local, visit, protocol = (results.config[name] for name in ("compute", "service", "protocol"))
+    cluster = f"a local step {local} s, a visit {visit} s, {protocol}"
     about = f"staleness with n workers and windows of \u03bb local steps; {cluster}"
-    layout.finish(figure, about, 6, handles)
+    layout.finish(figure, about, 6)
     return figure
 
 

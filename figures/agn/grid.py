@@ -1,7 +1,6 @@
 """Accuracies and temporal efficiency over workers and windows, ours and published."""
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,13 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import findings, layout, look
 from asyncsim.study.finished import Finished
 
 from . import published
 from .tables import is_thesis, published_grid, setting
 
 _PARTS = {"train_accuracy": "training", "test_accuracy": "test"}
-#: Methods whose accuracy figures share one colour scale.
-_COMPARED = ("agn", "aeasgd")
-#: If most accuracies are above this, lower ones share a colour: a collapse would use up the colour
-#: scale.
-_LOWEST = 90.0
 #: Minimal half width of the colour scale of temporal efficiencies around one.
 _NEAREST = 0.01
 
@@ -31,27 +25,18 @@ def accuracy(results: Finished, method: str) -> Figure:
     """Draw a method's final training and test accuracies by workers and window, ours and
     published.
     """
-    table = results.table("grid.csv")
-    compared = {
-        name: _accuracies(results, table, name)
-        for name in _COMPARED
-        if name in {method, *table["method"]}
-    }
-    values = _values(itertools.chain.from_iterable(maps.values() for maps in compared.values()))
-    lowest = float(np.nanmin(values))
-    norm = Normalize(
-        max(_LOWEST, lowest) if np.nanmedian(values) > _LOWEST else lowest, np.nanmax(values)
-    )
+    table = results.table("grid.csv", tuple(_PARTS))
+    rows = table[table["method"] == method].set_index(["workers", "window"])
+    if rows.empty:
+        raise InputError(f"no finished run has method = {method}")
+    maps: dict[str, pd.Series] = {}
+    for column, part in _PARTS.items():
+        theirs = 100 * published_grid(results, column, method)
+        maps |= _with_published(part, 100 * rows[column], theirs)
     name = look.looks([method])[method].label
-    source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
-    text = setting(results, f"{name}: accuracy at the end", *source)
-    figure = _maps(compared[method], norm, "viridis", "{:.2f}".format, text, "accuracy (%)")
-    part, accuracies = next(iter(compared[method].items()))
-    figure.set_label(
-        f"{name}'s {part.partition(',')[0]} accuracy is {_cell(accuracies, accuracies.idxmax())}, "
-        f"the highest, and {_cell(accuracies, accuracies.idxmin())}, the lowest (%)."
-    )
-    return figure
+    text = f"{name}: accuracy at the end"
+    norm = Normalize(*_values(maps)[[0, -1]])
+    return _maps(results, maps, text, "accuracy (%)", "{:.2f}".format, norm=norm, cmap="viridis")
 
 
 def efficiency(results: Finished) -> Figure:
@@ -62,48 +47,16 @@ def efficiency(results: Finished) -> Figure:
         raise InputError(f"folder = {str(results.folder)!r}: no runs of both agn and aeasgd")
     theirs = published_grid(results, "efficiency", "agn over aeasgd")
     maps = _with_published("", pair.set_index(["workers", "window"])["efficiency"], theirs)
-    norm = CenteredNorm(1.0, max(_NEAREST, np.nanmax(np.abs(_values(maps.values()) - 1))))
-    source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
-    text = setting(results, "temporal efficiency of AGN over AEASGD", *source)
-    figure = _maps(maps, norm, "PuOr", "{:.3f}".format, text, "temporal efficiency")
-    ours = next(iter(maps.values()))
-    figure.set_label(
-        f"AGN is more efficient than AEASGD in {(ours > 1).sum()} of {len(ours)} cells: its "
-        f"temporal efficiency is {_cell(ours, ours.idxmin())}, and {_cell(ours, ours.idxmax())}."
+    norm = CenteredNorm(1.0, max(_NEAREST, np.abs(_values(maps) - 1).max()))
+    text = "temporal efficiency of AGN over AEASGD"
+    return _maps(
+        results, maps, text, "temporal efficiency", "{:.3f}".format, norm=norm, cmap="PuOr"
     )
-    return figure
 
 
-def _cell(values: pd.Series, key: Any) -> str:
-    """Describe a cell of a map and its value."""
-    workers = counted(int(key[0]), "worker")
-    return f"{number_text(values[key])} with {workers} and a window of {key[1]}"
-
-
-def _accuracies(results: Finished, table: pd.DataFrame, method: str) -> dict[str, pd.Series]:
-    """Return maps of a method's training and test accuracies (%), by title."""
-    rows = _method_rows(table, method)
-    maps: dict[str, pd.Series] = {}
-    for column, part in _PARTS.items():
-        if column not in rows:
-            raise InputError(
-                f"folder = {str(results.folder)!r}: its problem has no {part} accuracy"
-            )
-        maps |= _with_published(
-            part, 100 * rows[column], 100 * published_grid(results, column, method)
-        )
-    return maps
-
-
-def _values(maps: Iterable[pd.Series]) -> np.ndarray:
-    return np.concatenate([values.to_numpy(np.float64) for values in maps])
-
-
-def _method_rows(table: pd.DataFrame, method: str) -> pd.DataFrame:
-    rows = table[table["method"] == method]
-    if rows.empty:
-        raise InputError(f"no finished run has method = {method}")
-    return rows.set_index(["workers", "window"])
+def _values(maps: Mapping[str, pd.Series]) -> np.ndarray:
+    """Return the values of all maps, ascending."""
+    return np.sort(pd.concat(maps.values()).dropna().to_numpy(np.float64))
 
 
 def _with_published(part: str, ours: pd.Series, theirs: pd.Series) -> dict[str, pd.Series]:
@@ -117,25 +70,32 @@ def _with_published(part: str, ours: pd.Series, theirs: pd.Series) -> dict[str, 
 
 
 def _maps(
+    results: Finished,
     maps: Mapping[str, pd.Series],
-    norm: Normalize,
-    colors: str,
-    form: Callable[..., str],
     text: str,
     label: str,
+    form: Callable[..., str],
+    **style: Any,
 ) -> Figure:
+    """Draw maps by workers and window; the caption has the ends of the first one."""
     columns, rows = min(2, len(maps)), max(1, len(maps) // 2)
     width = look.DOUBLE if columns == 2 else look.SINGLE
     figure, panels = look.new_figure(width, 0.5 + 2.2 * rows, columns, rows)
     for axes, (title, values) in zip(panels, maps.items(), strict=True):
         table = values.unstack().sort_index(axis=0).sort_index(axis=1)
-        layout.number_map(axes, table, form, norm=norm, cmap=colors, origin="lower")
+        layout.number_map(axes, table, form, origin="lower", **style)
         axes.set_xlabel("window \u03bb")
         axes.set_ylabel("workers n")
         axes.set_title(title)
-    beyond = norm.vmin is not None and np.nanmin(_values(maps.values())) < norm.vmin
-    figure.colorbar(
-        panels[0].images[0], ax=panels, label=label, extend="min" if beyond else "neither"
+    figure.colorbar(panels[0].images[0], ax=panels, label=label)
+    source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
+    layout.title(figure, setting(results, text, *source))
+    part, ours = next(iter(maps.items()))
+    ends = [
+        f"{number_text(ours[key])} with {counted(int(key[0]), 'worker')} and a window of {key[1]}"
+        for key in (ours.idxmax(), ours.idxmin())
+    ]
+    figure.set_label(
+        findings.sentence(f"{text}, {part or label}: {ends[0]}, the highest, and {ends[1]}")
     )
-    layout.title(figure, text)
     return figure

@@ -1,24 +1,19 @@
 """The central variable's energy relative to the proxy's, by number of workers."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, number_text
-from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import draw_band
-from asyncsim.replays.run import Run
+from asyncsim.drawing.curves import draw_ranges
 from asyncsim.study.finished import Finished
-from asyncsim.study.outcome import FINAL_SHARE, late_energy_ratio
+from asyncsim.study.outcome import FINAL_SHARE
 
 from .panels import (
     at_rate,
-    chosen,
     finish,
     methods_of,
     setting,
@@ -28,6 +23,7 @@ from .panels import (
 
 #: Ratios below this are drawn here: many weights do not move at all, which a logarithm cannot show.
 _LOWEST_RATIO = 1e-4
+_QUANTILES = [f"weight_ratio_{quantile}" for quantile in ("05", "25", "50", "75", "95")]
 _SHARES = {
     "clipped_low": ("clip binds at 0", look.PURPLE, "o", "-"),
     "clipped_high": ("clip binds at {pi_max}", look.ORANGE, "s", "--"),
@@ -43,19 +39,23 @@ def by_workers(results: Finished) -> Figure:
     looks = look.looks(methods_of(results))
     figure, (vector, weights, shares) = look.new_figure(look.DOUBLE, 2.9, 3, sharex=True)
     for name, appearance in looks.items():
-        late = _late(chosen(results, method=name), _vector_ratio)
-        draw_band(vector, late, marker="o", ms=3, **appearance.style)
+        style = {"marker": "o", "ms": 3, **appearance.style}
+        rows = results.rows(method=name)
+        draw_ranges(vector, rows, "workers", "energy_ratio", "median", **style)
     vector.set_title("whole vector")
     weights.set_title("each weight, GEM")
-    if "gem" in looks:
-        _weights(weights, chosen(results, method="gem"), look.METHOD_LOOKS["gem"])
+    shares.set_title("where GEM cannot match")
+    of_gem = _late(results._replace(summary=results.rows(method="gem")))
+    if len(of_gem):
+        _draw_weights(weights, of_gem)
+        _draw_shares(shares, of_gem, results)
     else:
         layout.say_inside(weights, "no run of GEM")
+        layout.say_inside(shares, "no run of GEM")
     for axes in (vector, weights):
         axes.set_yscale("log")
         axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0)
     vector.set_ylabel("central / proxy energy")
-    _draw_shares(shares, results)
     for axes in (vector, weights, shares):
         axes.set_xscale("log")
         layout.ticks_at(axes.xaxis, values_of(results, "workers"))
@@ -72,95 +72,49 @@ def by_workers(results: Finished) -> Figure:
 
 def _finding(results: Finished, looks: Mapping[str, look.Look], n: int) -> str:
     """State the late ratio of the energies of each method with ``n`` workers."""
+    rows = results.rows(workers=n).dropna(subset="energy_ratio")
+    late = rows.groupby("method", sort=False)["energy_ratio"].median()
     ratios = [
-        f"{number_text(median)} for {appearance.label}"
+        f"{number_text(late[name])} for {appearance.label}"
         for name, appearance in looks.items()
-        if n in (late := _late(chosen(results, method=name), _vector_ratio)["median"])
-        and np.isfinite(median := late[n])
+        if name in late
     ]
     where = f"With {counted(n, 'worker')} central over proxy energy ends at"
     return f"{where} {', '.join(ratios)}." if ratios else ""
 
 
-def _vector_ratio(run: Run) -> float:
-    """Return the median energy ratio of the whole vector late in the run, or before it diverged."""
-    commits = run.commits[np.isfinite(run.commits[["central_energy", "proxy_energy"]]).all(axis=1)]
-    return late_energy_ratio(commits, len(run.commits))
+def _late(results: Finished) -> pd.DataFrame:
+    """Return the medians of each run over the last tenth of its diagnosed commits."""
+    keys = ["workers", "method", "seed"]
+    table = results.table("compliance.csv", (*_QUANTILES, *_SHARES)).merge(results.summary[keys])
+    ends = table.groupby(keys)["worker_step"].transform("max")
+    late = table[table["worker_step"] >= (1 - FINAL_SHARE) * ends]
+    return late.groupby(keys, as_index=False).median(numeric_only=True)
 
 
-def _late(results: Finished, measure: Callable[[Run], float]) -> pd.DataFrame:
-    """Compute median, minimum and maximum over the seeds of a number per run, by workers."""
-    values = [
-        (int(row.workers), measure(results.run(row.run_folder)))
-        for row in results.summary.itertuples()
-    ]
-    return (
-        pd.DataFrame(values, columns=["workers", "value"])
-        .groupby("workers")["value"]
-        .agg(["median", "min", "max"])
-    )
-
-
-def _diagnosed(quantity: str, quantile: float | None) -> Callable[[Run], float]:
-    """Return a function to a run's late median of a diagnostic over all weights; nan if not
-    recorded.
-    """
-
-    def late_median(run: Run) -> float:
-        table = run.diagnostics
-        matches = (table["quantity"] == quantity) & (table["tensor"] == "")
-        matches &= table["quantile"].isna() if quantile is None else table["quantile"] == quantile
-        recorded = table[matches & np.isfinite(table["value"])]
-        # At least the last recording, if the run is short.
-        from_commit = min((1 - FINAL_SHARE) * len(run.commits), recorded["commit"].max())
-        values = recorded.loc[recorded["commit"] >= from_commit, "value"]
-        return float(values.median()) if len(values) else float("nan")
-
-    return late_median
-
-
-def _weights(axes: Axes, results: Finished, appearance: look.Look) -> None:
+def _draw_weights(axes: Axes, late: pd.DataFrame) -> None:
     """Draw the distribution of the ratio over the weights: median, middle half and middle nine
     tenths.
     """
-    quantiles = {
-        quantile: _late(results, _diagnosed("weight_energy_ratio", quantile))["median"]
-        for quantile in (0.05, 0.25, 0.5, 0.75, 0.95)
-    }
-    if not any(values.notna().any() for values in quantiles.values()):
-        raise InputError(
-            f"folder = {str(results.folder)!r}: no energies of weights; record them "
-            "(--diagnose-energy)"
+    appearance = look.METHOD_LOOKS["gem"]
+    ratios = late.groupby("workers")[_QUANTILES].median().clip(lower=_LOWEST_RATIO)
+    for place, (alpha, label) in enumerate(((0.15, "5 to 95 %"), (0.35, "25 to 75 %"))):
+        low, high = ratios.iloc[:, place], ratios.iloc[:, -1 - place]
+        text = f"{label} of the weights"
+        axes.fill_between(
+            ratios.index, low, high, label=text, color=appearance.color, alpha=alpha, linewidth=0
         )
-    clipped = {quantile: values.clip(lower=_LOWEST_RATIO) for quantile, values in quantiles.items()}
-    for low, high, alpha, label in (
-        (0.05, 0.95, 0.15, "5 to 95 %"),
-        (0.25, 0.75, 0.35, "25 to 75 %"),
-    ):
-        band: dict[str, Any] = {
-            "color": appearance.color,
-            "alpha": alpha,
-            "linewidth": 0,
-            "label": f"{label} of the weights",
-        }
-        axes.fill_between(clipped[low].index, clipped[low], clipped[high], **band)
     style = appearance._replace(label="median").style
-    axes.plot(clipped[0.5].index, clipped[0.5], marker="o", ms=3, **style)
+    axes.plot(ratios["weight_ratio_50"], marker="o", ms=3, **style)
 
 
-def _draw_shares(axes: Axes, results: Finished) -> None:
-    """Draw the shares of GEM's weights where it cannot match the energies, if recorded."""
+def _draw_shares(axes: Axes, late: pd.DataFrame, results: Finished) -> None:
+    """Draw the shares of GEM's weights where it cannot match the energies."""
     clipped_to = results.config.get("hyperparameters", {}).get("gem", {}).get("pi_max")
     pi_max = "its upper end" if clipped_to is None else f"{clipped_to:g}"
-    axes.set_title("where GEM cannot match")
-    rows = results._replace(summary=results.rows(method="gem"))
     for quantity, (label, color, marker, line) in _SHARES.items():
-        late = _late(rows, _diagnosed(quantity, None))
-        if late["median"].notna().any():
-            text = label.format(pi_max=pi_max)
-            draw_band(axes, late, color, linestyle=line, marker=marker, ms=3, label=text)
-    if not axes.lines:
-        layout.say_inside(axes, "no run of GEM")
-        return
+        style = {"color": color, "linestyle": line, "marker": marker, "ms": 3}
+        text = label.format(pi_max=pi_max)
+        draw_ranges(axes, late, "workers", quantity, "median", label=text, **style)
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of the weights")

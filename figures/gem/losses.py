@@ -1,19 +1,17 @@
-"""Figures 1d and 2: final losses by the number of workers, and GEM with 100 workers over time."""
+"""Figure 1d: final losses by the number of workers; and the test accuracy of figure 2."""
 
 import itertools
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import draw_ranges
 from asyncsim.study.finished import Finished
 
-from . import published
+from . import families, published
 from .panels import (
     MOST_LOSS,
     PANEL,
@@ -22,13 +20,10 @@ from .panels import (
     chosen,
     curve_row,
     diverged_of,
-    draw_family,
     finish,
     is_paper,
     log_axis,
-    loss,
     methods_of,
-    point_text,
     rate_text,
     setting,
     values_of,
@@ -79,41 +74,6 @@ def final(results: Finished) -> Figure:
     return figure
 
 
-def hundred(results: Finished) -> Figure:
-    """Draw the loss of GEM with 100 workers against time, scaled to the published duration: figure
-    2.
-    """
-    results = chosen(results, method="gem")
-    runs, n = results.runs(), int(results.summary["workers"].iloc[0])
-    curve = loss(runs, n)
-    theirs = published.binned("2", "gem n=100") if is_paper(results) else pd.Series(dtype=float)
-    stretch = (
-        published.SECONDS / max(float(run.commits["commit_time"].iloc[-1]) for run in runs)
-        if len(theirs)
-        else 1
-    )
-    times = curve._replace(
-        time=curve.time * stretch, ends=[(t * stretch, s, y) for t, s, y in curve.ends]
-    )
-    figure, (axes,) = look.new_figure(look.DOUBLE, 2.6)
-    log_axis(axes, [curve, theirs])
-    draw_family(axes, {n: times}, "GEM, n = {}".format, against="time")
-    figure.set_label(
-        f"GEM with {n} workers ends at a minibatch loss of "
-        f"{number_text(results.summary['final_loss'].mean())} and a test accuracy of "
-        f"{results.summary['test_accuracy'].mean():.2%}."
-    )
-    reached = f"test accuracy {results.summary['test_accuracy'].mean():.2%}".replace("%", "\u00a0%")
-    if len(theirs):
-        seconds = (theirs.index + 0.5) * published.BIN_STEPS / published.STEPS * published.SECONDS
-        axes.plot(seconds, theirs, label="published, n = 100", **PUBLISHED)
-        axes.set_xlim(0, published.SECONDS)
-        axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, so that both runs end together")
-        reached += f" (published {100 * ACCURACY:.2f}\u00a0%)"
-    finish(figure, setting(results, f"GEM, {counted(n, 'worker')}", point_text(results), reached))
-    return figure
-
-
 def measure_final(results: Finished) -> list[Deviation]:
     """Compute the deviations of the final losses from figure 1d, at the paper's learning rate."""
     results = at_rate(results)
@@ -133,12 +93,9 @@ def measure_hundred(results: Finished) -> list[Deviation]:
     """Compute the deviations of the loss with 100 workers from figure 2, and of the test
     accuracy.
     """
-    results = results._replace(summary=results.rows(method="gem", workers=100))
-    if results.summary.empty:
+    rows = results.rows(method="gem", workers=100)
+    if rows.empty:
         return []
-    rows, name, rate = results.summary, "gem n=100", rate_text(results)
-    curve = loss(results.runs(), int(rows["workers"].iloc[0]), published.BIN_STEPS)
-    deviation = published.log_deviation(curve, published.binned("2", name))
     reached = float(rows["test_accuracy"].mean())
     short = ACCURACY - reached
     accuracy = (
@@ -149,9 +106,10 @@ def measure_hundred(results: Finished) -> list[Deviation]:
         short / ACCURACY,
         ACCURACY - LEAST_ACCURACY,
     )
+    results = results._replace(summary=rows)
     return [
-        curve_row("2", name, rate, deviation, np.nan, rows),
-        Deviation("2", name, rate, *accuracy, diverged_of(rows)),
+        *families.measure(results, "2"),
+        Deviation("2", "gem n=100", rate_text(results), *accuracy, diverged_of(rows)),
     ]
 
 
