@@ -243,4 +243,6 @@ def _read(folder: Path, study: str) -> Finished:
     """Read results; a missing folder gives a short message, because several figures may need it."""
     if not folder.is_dir():
         raise InputError(f"no results in {folder}")
-    return read(folder, study, ("seed",))
+    results = read(folder, study)
+    results.require(("seed",))
+    return results
