@@ -22,7 +22,7 @@ from asyncsim import (
     InputError,
     recorders,
 )
-from asyncsim.replays import tuning
+from asyncsim.replays import programs, tuning
 from asyncsim.replays.local import flatten
 from asyncsim.replays.replay import Replay
 
@@ -39,6 +39,14 @@ def computed(trace, method, problem, form, **options):
     stops = np.arange(EVERY, len(trace) + 1, EVERY)
     options = {"record": [recorders.energy()], "stops": stops} | options
     return Replay(trace, method, problem, precision="float64", form=form, **options)
+
+
+@pytest.fixture
+def anew():
+    """Share no program with other tests, nor keep any."""
+    programs._build.cache_clear()
+    yield
+    programs._build.cache_clear()
 
 
 @pytest.mark.parametrize("method", ["gem", pytest.param("aeasgd", marks=pytest.mark.full)])
