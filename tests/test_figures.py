@@ -411,16 +411,13 @@ def test_the_queue_names_its_theory():
     assert queue_theory(Cluster(5, 1.0)) is None
 
 
-def test_the_queue_is_drawn_exactly_or_within_its_least_and_most():
+def test_the_queue_of_a_long_trace_is_drawn_as_means():
     trace = simulate(Cluster(20, "exponential(1)", service="exponential(0.05)"), 1000)
     steps = trace.queue()
     _, (axes,) = look.new_figure(look.SINGLE, 2)
     plots.queue_length(axes, trace)
     (curve, _) = axes.lines
-    (band,) = axes.patches
-    assert np.all(curve.get_ydata() <= band.get_data().values + 1e-9)
-    assert np.all(curve.get_ydata() >= band.get_data().baseline - 1e-9)
-    assert band.get_data().values.max() == steps["in_system"].max()
+    assert f"most {steps['in_system'].max()}" in curve.get_label()
     area = steps["in_system"].to_numpy()[:-1] @ np.diff(steps["time"])
     assert curve.get_ydata().mean() * steps["time"].iloc[-1] == pytest.approx(area)
 

@@ -135,7 +135,7 @@ def test_a_report_is_printed_and_stands_on_the_page_whole(animated, tmp_path, ca
     assert out == (tmp_path / "mine" / "report.txt").read_text()
     head, sgd, _, further, *rest = out.splitlines()[1:]
     assert sgd.startswith("sgd         1.00") and 88 < len(head) <= 100
-    assert further == "further columns on the page: column 9, column 10, column 11"
+    assert further == "further columns in the files: column 9, column 10, column 11"
     assert rest == [
         "below",
         f"verdict: {verdicts[0]}".split("\n")[0],

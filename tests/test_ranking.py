@@ -248,7 +248,7 @@ def test_the_best_rate_and_the_edge_of_the_rates():
     )
     many = pd.DataFrame({"learning_rate": [0.1] * 7 + [0.2]})
     assert at_the_edge(many, (0.1, 0.2), list("abcdefgh")) == (
-        "best at the least rate of --tune, 0.1: 7 of 8, such as a; "
+        "best at the least rate of --tune, 0.1: a, b, c, d, e, f and 1 more; "
         "at the largest rate of --tune, 0.2: h; a rate beyond it may be better"
     )
     assert (

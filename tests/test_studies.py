@@ -73,7 +73,7 @@ STUDIES = {
     ),
     "misspecification": ("--workers 1 2 --tune 0.1 0.2", (6, {"curves", "rates", "rows"}, set())),
     "gossip": (
-        "--workers 3 --topology ring() complete() --tune 0.1 --target 0.3 --methods dpsgd downpour",
+        "--workers 4 --topology ring() complete() --tune 0.1 --target 0.3 --methods dpsgd downpour",
         (3, {"curves", "consensus"}, set()),
     ),
     "stability": (

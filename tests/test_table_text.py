@@ -72,7 +72,7 @@ def test_tables_have_the_columns_that_fit_a_width():
     assert table_text(table, 31) == table_text(table)
     *cut, further = table_text(table, 30).splitlines()
     assert cut == [line[:24] for line in lines[1:]]
-    assert further == "further columns on the page: seeds"
+    assert further == "further columns in the files: seeds"
     # The first column stands even where it does not fit.
     assert table_text(table[["method"]], 3).splitlines() == ["method", "gem", "sgd"]
 

@@ -166,7 +166,7 @@ def table_text(table: Any, width: int = WIDTH) -> str:
         else:
             pairs = zip(lines, aligned, strict=True)
             lines = [f"{line}  {text}" if line else text for line, text in pairs]
-    below = [f"further columns on the page: {', '.join(rest)}"] if rest else []
+    below = [f"further columns in the files: {', '.join(rest)}"] if rest else []
     return "\n".join([*(line.rstrip() for line in lines), *below])
 
 

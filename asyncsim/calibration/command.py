@@ -44,6 +44,7 @@ def report(
         options = {"law": law, "sites": named, "gaps_above": gaps_above}
         predicted = forecast(trace, workers or trace.workers, seed, runs=runs, **options)
         write_json(partial / "cluster.json", predicted.cluster.to_dict())
+        write_csv(partial / "fit.csv", predicted.calibration.table)
         write_csv(partial / "prediction.csv", predicted.table)
         predicted.draw(partial / "fit")
         names = sorted(file.name for file in partial.iterdir())

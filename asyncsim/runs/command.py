@@ -181,7 +181,8 @@ def calibrate(arguments: Sequence[str]) -> int:
     The log is CSV named .csv, or parquet, with a row per commit and the columns worker, start_time,
     arrive_time, serve_time and commit_time, optionally send_time: when the worker began to compute,
     when its message reached the queue, when its service began, when it was applied. Or a trace that
-    Trace.save wrote. The folder gets cluster.json, prediction.csv, and the fit as fit.png and .pdf.
+    Trace.save wrote. The folder gets cluster.json, prediction.csv, and the
+    fit as fit.csv, fit.png and fit.pdf.
     """
     parser = _parser(calibrate)
     parser.add_argument("path", metavar="FILE", help="the log")

@@ -33,7 +33,7 @@ ROUND_OFF, _SHARE = 1e-12, 1e-6
 ONE_SEED = "one seed cannot show the noise; give --seeds 3 or more"
 #: Columns that bound a measure from below where the target was not reached.
 _AT_LEAST = {"time_to_target": "simulated_seconds", "gradients_to_target": "gradients"}
-#: Rows that a notice names; of more it gives the number.
+#: Rows that a notice or a verdict names; of more it gives the number.
 _LISTED = 6
 #: Most seeds that a user is advised to run.
 _MANY_SEEDS = 100
@@ -385,10 +385,16 @@ def verdict(
         remedy = "longer runs" if np.isnan(needs) else f"{remedy} seeds"
         if np.isnan(needs) and all(np.isfinite(row[measure.name]) for row in rivals.values()):
             remedy = "a smaller --evaluate-every"
-        lines.append(f"not distinguishable from {best}: {', '.join(rivals)} ({remedy} needed)")
+        lines.append(f"not distinguishable from {best}: {_first(rivals)} ({remedy} needed)")
     if unknown:
-        lines.append(f"not compared: {', '.join(unknown)}")
+        lines.append(f"not compared: {_first(unknown)}")
     return "\n".join(lines)
+
+
+def _first(names: Iterable[str]) -> str:
+    """List names; of many the first, and how many more there are."""
+    first, rest = (names := list(names))[:_LISTED], len(names[_LISTED:])
+    return ", ".join(first) + (f" and {rest} more" if rest else "")
 
 
 def at_the_edge(table: pd.DataFrame, tried: Sequence[float] | None, names: Sequence[str]) -> str:
@@ -407,8 +413,5 @@ def at_the_edge(table: pd.DataFrame, tried: Sequence[float] | None, names: Seque
             if best_rate == rate
         ]
         if best:
-            listed = list(dict.fromkeys(best))
-            if len(listed) > _LISTED:
-                listed = [f"{len(best)} of {len(names)}, such as {best[0]}"]
-            edges.append(f"at the {edge} rate of --tune, {rate:g}: {', '.join(listed)}")
+            edges.append(f"at the {edge} rate of --tune, {rate:g}: {_first(dict.fromkeys(best))}")
     return f"best {'; '.join(edges)}; a rate beyond it may be better" if edges else ""
