@@ -211,7 +211,10 @@ def unfinished(folder: Path, config: Mapping[str, Any] | None = None) -> str:
     absent, count = config.get(INCOMPLETE), config.get(ALL_RUNS)
     if not isinstance(absent, list):
         return ""
-    missing = len(absent) - sum(os.path.lexists(folder / str(name)) for name in absent)
+    # A stranger's folder may name any path.
+    names = [name for name in absent if isinstance(name, str) and name.isprintable()]
+    inside = [name for name in names if not os.path.isabs(name) and ".." not in Path(name).parts]
+    missing = len(absent) - sum(os.path.lexists(folder / name) for name in inside)
     if not isinstance(count, int) or count < missing:
         return f"unfinished: {counted(missing, 'run')} missing"
     bound = "" if missing else "more than "
