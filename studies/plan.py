@@ -703,15 +703,16 @@ def _parts(config: Config, table: pd.DataFrame) -> list[str | pd.DataFrame]:
     columns: Columns = [
         Column("name", "combination"),
         Column("cost", time),
+        Column("time_to_target", "to target (s)"),
+        Column("money_to_target", "money to target"),
+        "money",
         "theory",
         "behind",
         "staleness_mean",
         *(["computing"] if "in_vain" in shares else []),  # otherwise equal to the goodput
         *(*shares, "goodput"),
         Column("gigabytes", "GB"),
-        *("worker_hours", "money", *(["gradients"] if in_time else [])),
-        Column("time_to_target", "to target (s)"),
-        Column("money_to_target", "money to target"),
+        *("worker_hours", *(["gradients"] if in_time else [])),
         "rounds_to_target",
         "learning_rate",
     ]
@@ -759,7 +760,7 @@ def answer(config: Config, table: pd.DataFrame, links: str) -> str:
         f"Fastest: {first['name']}, {amount}, at a mean staleness of "
         f"{number_text(first['staleness_mean'])}"
     )
-    text += f", for {number_text(first['money'])}" if config.price is not None else ""
+    text += f", at a price of {number_text(first['money'])}" if config.price is not None else ""
     alike = rest[(rest["behind_low"] <= 1 + _TOLERANCE) | (rest["behind"] < _ALIKE)]
     if len(alike):
         omitted = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
@@ -811,7 +812,7 @@ def _replay_verdict(config: Config, ended: pd.DataFrame) -> str:
     if config.price is not None:
         cheapest = reached.loc[reached["money_to_target"].idxmin()]
         price = number_text(cheapest["money_to_target"])
-        text += f"; the cheapest is {cheapest['name']}, for {price}"
+        text += f"; the cheapest is {cheapest['name']}, at a price of {price}"
     return text + (f"; within its range: {'; '.join(close['name'])}" if len(close) else "")
 
 

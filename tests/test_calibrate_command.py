@@ -199,7 +199,7 @@ def spoilt(row, column, value):
             [],
             "s after start_time, as in half of the rows, with unit = 's'; give the unit of the",
         ),
-        (record(3, 100, 1), ["--sites", "site"], "path = 'log.csv': misses site"),
+        (record(3, 100, 1), ["--sites", "site"], "sites = 'site': unknown; choose from worker"),
         (
             record(3, 100, 1).assign(site=range(100)),
             ["--sites", "site"],

@@ -92,9 +92,17 @@ class Calibration:
     def statements(self) -> list[str]:
         """What the fit takes from differences in the log."""
         quantities = sorted({part.quantity for part in self.parts if " of " in part.name})
-        groups = f"workers differ in {', '.join(quantities)}: each group has its laws"
+        groups = f"groups of workers have their own laws of {', '.join(quantities)}"
         absences = f"{counted(self.gaps, 'gap')} taken as absences; --gaps-above sets their limit"
-        return [groups] * bool(quantities) + [absences] * bool(self.gaps)
+        fewest = np.bincount(self.durations.traveller, minlength=self.cluster.workers).min()
+        few = (
+            f"a worker has fewer than {FEWEST} visits: workers are not compared; --sites tells them"
+        )
+        return (
+            [groups] * bool(quantities)
+            + [few] * bool(self.cluster.workers > 1 and fewest < FEWEST and not quantities)
+            + [absences] * bool(self.gaps)
+        )
 
     def resampled(self, generator: np.random.Generator) -> Cluster:
         """Fit the cluster to resampled durations; the spread shows how well they determine it.

@@ -83,7 +83,8 @@ def sites_of(path: str | Path, column: str) -> list[Any]:
     InputError
         As of `read_visits`; a worker is at two sites.
     """
-    log = Log.read(path, ("worker", column), "commit")
+    log = Log.read(path, ("worker",), "commit")
+    require_choice("sites", column, list(log.table.drop(columns="row")))
     log.take_counts("worker", "a whole number from 0")
     first = log.table.groupby("worker")[column].transform("first")
     log.require(column, log.table[column] == first, "must be the same in all rows of its worker")

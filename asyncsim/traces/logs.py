@@ -174,7 +174,7 @@ def _require_columns(argument: str, columns: Collection[str], required: Sequence
     if missing:
         hint = "; without start_time, give begin" if missing == ["start_time"] else ""
         raise InputError(
-            f"{argument}: misses {', '.join(missing)}; record {', '.join(required)} of each{hint}"
+            f"{argument}: misses {', '.join(missing)}; record {', '.join(required)}{hint}"
         )
 
 
