@@ -291,7 +291,7 @@ def test_gossip_is_planned_beside_a_server(capsys):
     methods = read(folder, "plan").table(plan.REPLAYS).set_index("name")["method"]
     assert methods["ring(), asynchronous"] == "sgp" and methods["ring(), handshake"] == "adpsgd"
     cheapest = table["money_to_target"].idxmin()
-    assert f"; the cheapest is {cheapest}, for " in capsys.readouterr().out
+    assert f"; the cheapest is {cheapest}, at a price of " in capsys.readouterr().out
 
 
 def test_the_best_are_replayed(capsys):
