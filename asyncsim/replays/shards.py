@@ -95,7 +95,7 @@ class InShards:
             lambda numbers: functools.partial(self._run_round, parts(numbers)),
             lambda state, rounds: jnp.zeros((*rounds.complete.shape, width), state.numbers.dtype),
             over,
-            PlannedRounds(axes_of(JobPieces), None, None),  # type: ignore[arg-type]
+            PlannedRounds(axes_of(JobPieces), None, None),  # type: ignore[arg-type]  # axes
         )
 
         #: Builds the state at version zero.
