@@ -1,5 +1,6 @@
 """Time without a server: topologies, theory, records, and refusals."""
 
+import dataclasses
 import math
 
 import matplotlib.pyplot as plt
@@ -170,9 +171,12 @@ def test_the_age_of_messages_is_that_after_the_warm_up():
 )
 def test_what_a_round_lasts(policy, lasts):
     """Computing and latency; the longer of the two; or one and a round's share of the other."""
-    trace = simulate(Cluster(8, 1.0, latency=2.5, policy=policy, topology="ring()"), 8 * 41)
-    times = trace.frame["commit_time"].to_numpy()
+    cluster = Cluster(8, 1.0, latency=2.5, policy=policy, topology="ring()")
+    times = simulate(cluster, 8 * 41).frame["commit_time"].to_numpy()
     assert (times[-1] - times[7]) / 40 == pytest.approx(lasts)
+    assert 8 / theory.throughput_theory(cluster).commits == pytest.approx(lasts)
+    failing = dataclasses.replace(cluster, failures="crash(9, 1)")
+    assert theory.throughput_theory(failing) is None
 
 
 def test_who_waits_for_whom():
