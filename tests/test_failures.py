@@ -79,7 +79,7 @@ def test_rates_are_those_of_theory(failure, expected):
     counts = np.bincount(trace.accepted.frame["worker"], minlength=100)
     rates = counts / trace.frame["commit_time"].iloc[-1]
     assert abs(rates.mean() - expected) < 3 * rates.std(ddof=1) / 10
-    if "pause" in failure:
+    if "crash" in failure:
         assert trace.summary(warm_up=0)["away_share"] == pytest.approx(2 / 7, abs=0.01)
 
 
