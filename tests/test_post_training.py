@@ -384,7 +384,7 @@ def test_a_small_study(tmp_path, capsys):
     split = pd.read_csv(tmp_path / "results" / "split.csv")
     assert split["update_time"].is_monotonic_increasing and len(split) == 2 * 2
     printed = capsys.readouterr().out
-    assert "Quickest update: " in printed and "q1 to q4" in printed
+    assert "quickest update: " in printed and "q1 to q4" in printed
     assert "(half way from the start to the best final reward)" in printed
     for name in ("rewards", "staleness"):
         assert (tmp_path / "results" / f"{name}.png").stat().st_size > 10_000
