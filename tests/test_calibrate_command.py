@@ -276,7 +276,7 @@ def test_the_same_seed_predicts_the_same():
 
 
 def test_deaths_are_predicted():
-    prediction = predict(simulate(DYING, 1_000, seed=1), runs=RUNS)
+    prediction = predict(simulate(DYING, 1_000, seed=1), runs=RUNS, per_worker=False)
     lost = row(prediction, LOST)
     assert prediction.holds and lost["within"] and 0 < lost["low"] < lost["measured"]
 

@@ -319,7 +319,8 @@ def test_rows_tell_of_deaths_what_spells_do():
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_deaths_are_calibrated(is_recorded):
     trace = simulate(DYING, 2_000, seed=1)
-    known = examine(without_cluster(trace) if is_recorded else trace)
+    trace = without_cluster(trace) if is_recorded else trace
+    known = examine(trace, per_worker=False)
     (crash,) = known.cluster.failures
     count = int(known.table.set_index("what").loc["time to a death", "samples"])
     assert count > 60 and crash.every.mean == pytest.approx(10, rel=3 / count**0.5)

@@ -5,9 +5,7 @@ import json
 import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
-from world import MESSAGES
 
 from asyncsim import (
     Cluster,
@@ -239,14 +237,3 @@ def test_a_slow_link_is_slow():
     meet = {"policy": "handshake()", "topology": topologies.slow_links("ring()", [[0, 1, 5]])}
     frame = simulate(Cluster(2, 1.0, **network, **meet), 1).frame
     assert frame["commit_time"][0] == pytest.approx(1 + 2 * 5 * 0.75)
-
-
-@pytest.mark.parametrize("policy", [*MESSAGES, "handshake()"])
-def test_links_that_are_as_slow_as_all_change_nothing(policy):
-    options = {"compute": "gamma(1, 0.5)", "latency": "exponential(0.4)", "policy": policy}
-    links = f"slow_links(ring(), {[[i, (i + 1) % 5, 1] for i in range(5)]})"
-    same, plain = (
-        simulate(Cluster(5, **options, topology=topology), 200).frame
-        for topology in (links, "ring()")
-    )
-    pd.testing.assert_frame_equal(same, plain, check_exact=True)
