@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from edits import with_columns, without_cluster
+from test_laws import as_scipy
 
 from asyncsim import Cluster, InputError, calibrate, failures, recorded, simulate
 from asyncsim.calibration import CalibrationWarning, examine
@@ -209,23 +210,6 @@ def test_likelihoods_are_the_largest(law, cut):
             changed = {field.name: factor * getattr(estimate.law, field.name)}
             neighbour = dataclasses.replace(estimate.law, **changed)
             assert likelihood(neighbour) < estimate.log_likelihood
-
-
-def as_scipy(law):
-    match law:
-        case Exponential(mean):
-            return scipy.stats.expon(scale=mean)
-        case Gamma():
-            return scipy.stats.gamma(law.shape, scale=law.mean / law.shape)
-        case LogNormal():
-            mean, std = law._log_mean_std
-            return scipy.stats.lognorm(std, scale=np.exp(mean))
-        case Uniform(low, high):
-            return scipy.stats.uniform(low, high - low)
-        case Weibull():
-            return scipy.stats.weibull_min(law.shape, scale=law._scale)
-        case Pareto():
-            return scipy.stats.pareto(law.shape, scale=law.minimum)
 
 
 def test_censored_durations_are_estimated_by_kaplan_and_meier():

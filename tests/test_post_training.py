@@ -37,8 +37,11 @@ def test_gspo_follows_the_gradient_of_its_equation_5(normalize):
     method = policy_gradient(correction="gspo(0.1)", normalize=normalize)
     with jax.enable_x64(True):
         old, advantage = jnp.asarray(rng.normal(size=(200, 3))), jnp.asarray(rng.normal(size=200))
-        new, length = old + 0.3 * rng.normal(size=old.shape), jnp.asarray(rng.integers(1, 4, 200))
-        present = jnp.arange(3) < length[:, None]
+        new, length = (
+            old + 0.3 * rng.normal(size=old.shape),
+            jnp.asarray(rng.choice([1.0, 2.0, 3.0], 200)),
+        )
+        present = jnp.arange(3.0) < length[:, None]
 
         def objective(logp):
             s = jnp.exp(jnp.where(present, logp - old, 0).sum(1) / length)
