@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import number_text, over_seeds, wrapped
 from asyncsim.drawing import findings, layout, look
+from asyncsim.drawing.curves import draw_points
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
@@ -55,22 +56,11 @@ def plan(finished: Finished) -> Figure:
     markers = dict(zip(looks, look.MARKERS * len(looks), strict=False))
     for turn, (kind, appearance) in enumerate(looks.items()):
         rows = table[kinds == kind]
-        time = rows["cost"] / seconds
-        spread = np.maximum(
-            np.abs(rows[["cost_low", "cost_high"]].to_numpy().T / seconds - time.to_numpy()), 0
-        )
-        axes.errorbar(
-            time,
-            rows["staleness_mean"],
-            xerr=spread,
-            fmt=markers[kind],
-            color=appearance.color,
-            label=kind,
-            # Hollow and of several sizes, because points of two policies often coincide.
-            markersize=4 + 2 * (turn % 3),
-            markerfacecolor="none",
-            elinewidth=0.8,
-        )
+        time, low, high = (rows[name] / seconds for name in ("cost", "cost_low", "cost_high"))
+        style = {"marker": markers[kind], "color": appearance.color, "label": kind}
+        # Hollow and of several sizes, because points of two policies often coincide.
+        style |= {"markersize": 4 + 2 * (turn % 3), "markerfacecolor": "none"}
+        draw_points(axes, time, rows["staleness_mean"], low, high, horizontal=True, **style)
     front = table[table["front"]].sort_values("cost")
     axes.plot(
         front["cost"] / seconds,
@@ -106,10 +96,9 @@ def plan(finished: Finished) -> Figure:
         for place, row in enumerate(rows.itertuples()):
             soon = getattr(row, "rounds_to_target", FEWEST_ROUNDS) < FEWEST_ROUNDS
             if np.isfinite(row.time_to_target) and not soon:
-                right.plot(
-                    [row.time_low, row.time_high], [place, place], color=look.BLUE, linewidth=1
-                )
-                right.plot(row.time_to_target, place, "o", color=look.BLUE, markersize=4)
+                ends = [row.time_low], [row.time_high]
+                times = [row.time_to_target], [place], *ends
+                draw_points(right, *times, horizontal=True, color=look.BLUE)
             else:
                 text = f"too soon, within {FEWEST_ROUNDS} rounds" if soon else "not reached"
                 right.annotate(

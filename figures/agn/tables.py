@@ -41,4 +41,6 @@ def setting(results: Finished, *parts: str) -> str:
             f"\u03b7\u00a0=\u00a0{rates[0]:g}"
         )
     title_parts.append(counted(int(summary["seed"].nunique()), "seed"))
+    if is_thesis(results):
+        title_parts.append(f"published: {published.SOURCE}")
     return "; ".join(title_parts)

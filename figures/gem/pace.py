@@ -15,7 +15,6 @@ from asyncsim.study.finished import Finished
 from . import published
 from .panels import (
     PANEL,
-    PUBLISHED,
     chosen,
     curve_row,
     draw_family,
@@ -146,7 +145,7 @@ def generalization(results: Finished) -> Figure:
                 last = evaluated[evaluated["epochs"] == evaluated["epochs"].max()]
                 ends[looks[name].label] = last[column].agg(["mean", "min", "max"])
             theirs = _published_epochs(results, name, column)
-            axes.plot(theirs.index, theirs, linestyle=line, **PUBLISHED)
+            axes.plot(theirs.index, theirs, linestyle=line, **layout.PUBLISHED)
     for axes in panels:
         axes.set_xlim(0, None)
         if unit == "gradients":

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
@@ -42,10 +41,6 @@ STATED_RATE = 0.05
 _POINTS = 25
 #: Points of a curve between two of its markers.
 _MARKED_EVERY = 6
-#: The style of published curves.
-PUBLISHED: dict[str, Any] = {"color": "#999999", "linewidth": 0.7, "zorder": 1}
-_HOLLOW: dict[str, Any] = {"markersize": 3.2, "markerfacecolor": "white", "markeredgewidth": 0.6}
-
 _PROBLEMS = {"mnist": "MNIST", "cifar10": "CIFAR-10 in place of ImageNet"}
 
 #: Maps runs of one cell and method, and the number of workers of their traces, to a curve.
@@ -182,7 +177,7 @@ def draw_family(
     looks = looks or look.shades(curves)
     for turn, (value, points) in enumerate(theirs.items()):
         places = _marked(turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY, len(points))
-        style = {**PUBLISHED, **_HOLLOW, "marker": looks[value].marker}
+        style = {**layout.PUBLISHED, "marker": looks[value].marker}
         axes.plot(points.index, points, markevery=places, **style)
     for turn, (value, curve) in enumerate(curves.items()):
         shade = looks[value]
@@ -242,16 +237,8 @@ def log_axis(
 
 
 def finish(figure: Figure, text: str, columns: int | None = None) -> None:
-    """Add the legend of all panels, with one entry for published curves, and the title."""
-    handles = list(layout.labelled(figure).values())
-    lines = [line for axes in figure.axes for line in axes.lines if line not in handles]
-    theirs = [line for line in lines if line.get_color() == PUBLISHED["color"]]
-    if theirs:
-        style = {**PUBLISHED, **_HOLLOW, "marker": "o", "linestyle": theirs[0].get_linestyle()}
-        handles.append(Line2D([], [], label="published", **style))
-    layout.finish(
-        figure, text, columns or (3 if figure.get_figwidth() < look.DOUBLE else 6), handles
-    )
+    """Add the legend of all panels and the title."""
+    layout.finish(figure, text, columns or (3 if figure.get_figwidth() < look.DOUBLE else 6))
 
 
 def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
