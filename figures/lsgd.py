@@ -29,7 +29,7 @@ def leaderships(finished: Finished) -> Figure:
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(workers))
     shades = look.shades(sorted(rows["window"].unique()))
     for axes, n in zip(panels, workers, strict=True):
-        for _, window, group in _clusters(rows[rows["workers"] == n]):
+        for window, group in rows[rows["workers"] == n].groupby("window"):
             runs = [finished.run(name) for name in group["run_folder"]]
             won = [
                 np.bincount(leaders(run.commits, n), minlength=n) / len(run.commits) for run in runs
@@ -70,7 +70,8 @@ def identities(finished: Finished) -> Figure:
     counts, windows = (sorted(rows[name].unique()) for name in ("workers", "window"))
     size = (look.DOUBLE, 0.7 + 1.5 * len(counts))
     figure, panels = look.new_figure(*size, len(windows), len(counts))
-    for axes, (n, window, group) in zip(panels, _clusters(rows), strict=True):
+    clusters = rows.groupby(["workers", "window"])
+    for axes, ((n, window), group) in zip(panels, clusters, strict=True):
         run = finished.run(group["run_folder"].iloc[0])
         axes.step(
             run.commits["commit_time"],
@@ -106,11 +107,6 @@ def _elections(finished: Finished) -> pd.DataFrame:
     if runs.empty:
         raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
     return runs if "window" in runs else runs.assign(window=finished.config["window"])
-
-
-def _clusters(rows: pd.DataFrame) -> list[tuple[int, int, pd.DataFrame]]:
-    """Return workers, period and runs of each cluster."""
-    return [(n, window, group) for (n, window), group in rows.groupby(["workers", "window"])]
 
 
 comparison = figures("comparison")

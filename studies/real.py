@@ -197,15 +197,9 @@ def run(config: Config) -> Result:
         check(config.task(method, problem, discipline, 0), config.restart)
         for seed in range(config.seeds):
             task = config.task(method, problem, discipline, seed)
-            job = measurement(
-                _name(task),
-                _measured,
-                *(config, task),
-                folder=_place(task),
-                labels=_labels(task),
-                in_folder=True,
-            )
-            jobs.append(job)
+            place = {"folder": _place(task), "in_folder": True}
+            name = Path(_place(task)).name
+            jobs.append(measurement(name, _measured, config, task, labels=_labels(task), **place))
     processes = (1 + config.extrapolate) * config.workers + 1
     options = config.record(methods, problem)
     return run_jobs(
@@ -225,12 +219,9 @@ def _labels(task: Task) -> dict[str, Any]:
     return {"method": task.method.name, "discipline": task.cluster.discipline, "seed": task.seed}
 
 
-def _name(task: Task) -> str:
-    return folder_name("{method}-{discipline}-seed{seed}".format(**_labels(task)))
-
-
 def _place(task: Task) -> str:
-    return f"recordings/{_name(task)}"
+    name = "{method}-{discipline}-seed{seed}".format(**_labels(task))
+    return f"recordings/{folder_name(name)}"
 
 
 def _measured(folder: Path, config: Config, task: Task) -> Tables:

@@ -188,6 +188,5 @@ CLAIMS: Sequence[Claim] = (
         "LSGD trains ResNet-50 on ImageNet faster than EASGD and data-parallel SGD",
         f"{SOURCE}, experiments",
         "ImageNet cannot be had without registration",
-        paper="ImageNet cannot be had without registration",
     ),
 )

@@ -199,9 +199,9 @@ def _fraction(axes: Axes, x: float) -> float:
     return float((place - left) / (right - left))
 
 
-def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper left") -> None:
-    """Add a legend at the top of axes with final limits; raise the upper limit so that it hides
-    nothing.
+def legend_inside(axes: Axes) -> None:
+    """Add a legend at the top right of linear axes with final limits; raise the upper limit so that
+    it hides nothing.
     """
     handles, labels = axes.get_legend_handles_labels()
     extent, dpi = axes.get_window_extent(), _figure_of(axes).dpi
@@ -209,14 +209,9 @@ def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper
     labels = [wrapped(label, max(width / _LETTER, _LEAST_LETTERS)) for label in labels]
     lines = len(labels) + sum(label.count("\n") for label in labels)
     room = (0.135 * lines + 0.05) / max(0.8 * extent.height / dpi, 0.5)
-    scale = axes.yaxis.get_transform()
-    bottom, top = scale.transform(np.array(axes.get_ylim()))
-    axes.set_ylim(
-        *scale.inverted().transform(
-            np.array([bottom, bottom + (top - bottom) / max(1 - room, 0.4)])
-        )
-    )
-    axes.legend(handles, labels, loc=loc)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, bottom + (top - bottom) / max(1 - room, 0.4))
+    axes.legend(handles, labels, loc="upper right")
 
 
 def stacked_bars(

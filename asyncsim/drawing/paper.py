@@ -119,7 +119,7 @@ class Drawing(NamedTuple):
     folder: str  #: of the results; see `Paper`
     shows: str
     draw: Callable[[Finished], Figure | None]  #: None: the results have nothing to show
-    #: Compute rows of deviations from the published results; no rows if the task is another.
+    #: Compute rows of deviations from the published results.
     measure: Callable[[Finished], Sequence[Any]] | None = None
 
 
@@ -133,6 +133,7 @@ class Paper:
     figures: Mapping[str, Drawing]  #: by their names
     #: Write the measured rows into the folder of the figures; return the file.
     keep: Callable[[Sequence[Any], Path], Path] | None = None
+    task: PaperTask | None = None  #: of the published results, for deviations
 
     def draw(self, results: Path, out: Path | None = None, only: Iterable[str] = ()) -> list[Path]:
         """Draw figures from a folder of results; report the commands that produce missing results.
@@ -206,12 +207,12 @@ class Paper:
                 try:
                     results = _read(folders[drawing.folder], self.studies[drawing.folder].name)
                     figure = drawing.draw(results)
-                    rows = drawing.measure(results) if drawing.measure else []
+                    if drawing.measure and self.task and self.task.is_that_of(results):
+                        measured += drawing.measure(results)
                 except InputError as error:
                     missing.setdefault(message(error, name), []).append(name)
                     continue
                 paths += _save(figure, out / name, drawing.draw)
-                measured += rows
         if measured and self.keep is not None:
             paths.append(self.keep(measured, out))
         return paths, [f"{', '.join(figures)}: {why}" for why, figures in missing.items()]

@@ -15,7 +15,6 @@ from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
-    ALONG,
     Curve,
     axis_along,
     curve_of,
@@ -31,8 +30,8 @@ from . import published
 
 #: Size of a panel as wide as a paper's column (inches).
 PANEL = (look.SINGLE, 2.9)
-#: Words along axes.
-STEPS, LOSS = ALONG["step"], "minibatch loss"
+#: The words along the axis of losses.
+LOSS = "minibatch loss"
 #: Losses above this are cut off: they belong to diverging runs.
 MOST_LOSS = 6.0
 #: The paper's learning rate, unless it says otherwise.
@@ -135,9 +134,9 @@ def loss(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
     )
 
 
-def median_pi(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
-    """Return the median of GEM's factor over all weights, as means over ``width`` worker steps."""
-    curve = diagnostic_curve(runs, "pi", workers, width or bin_steps(runs, workers))
+def median_pi(runs: Sequence[Run], workers: int) -> Curve:
+    """Return the median of GEM's factor over all weights, as means over worker steps."""
+    curve = diagnostic_curve(runs, "pi", workers, bin_steps(runs, workers))
     if not np.isfinite(curve.mean).any():
         raise InputError("no medians of pi were recorded; run the study with --diagnose-every 5")
     return curve
