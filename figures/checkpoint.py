@@ -25,8 +25,8 @@ def checkpoint(finished: Finished) -> Figure:
     table = finished.table("intervals.csv", ("interval", "goodput", "goodput_sd", "law"))
     figure, (axes,) = look.new_figure(look.SINGLE, 2.6)
     goodput, spread = table["goodput"], table["goodput_sd"]
-    style = {"color": look.BLUE, "label": "simulated, \u00b1 1 std over seeds"}
-    draw_points(axes, table["interval"], goodput, goodput - spread, goodput + spread, **style)
+    points = table["interval"], goodput, goodput - spread, goodput + spread
+    draw_points(axes, *points, color=look.BLUE, label="simulated, \u00b1 1 std over seeds")
     config = finished.config
     every, lasts, saving = (
         positive(name, config[name], SECONDS) for name in ("every", "lasts", "saving")

@@ -103,8 +103,8 @@ def momentum(finished: Finished) -> Figure | None:
     ends = of_seed.groupby("delay")["server_momentum"].agg(["min", "max"])
     workers, value = best["delay"].to_numpy() + 1, best["server_momentum"].to_numpy()
     figure, (axes,) = look.new_figure(look.SINGLE, 2.6)
-    style = {"color": look.BLUE, "linestyle": "-", "label": "best explicit"}
-    draw_points(axes, workers, value, ends["min"], ends["max"], **style)
+    of_best = workers, value, ends["min"], ends["max"]
+    draw_points(axes, *of_best, color=look.BLUE, linestyle="-", label="best explicit")
     n = np.geomspace(workers.min(), workers.max(), 100)
     axes.plot(n, 1 - 1 / n, "--", color=look.GREY, label="implicit: 1 \u2212 1/n")
     axes.set_xscale("log")

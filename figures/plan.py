@@ -9,6 +9,8 @@ The data come from ``python -m asyncsim.study plan``, which draws it itself. To 
 members. With replays, a second panel has the times to the target, with their ranges over seeds.
 """
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -57,10 +59,11 @@ def plan(finished: Finished) -> Figure:
     for turn, (kind, appearance) in enumerate(looks.items()):
         rows = table[kinds == kind]
         time, low, high = (rows[name] / seconds for name in ("cost", "cost_low", "cost_high"))
-        style = {"marker": markers[kind], "color": appearance.color, "label": kind}
         # Hollow and of several sizes, because points of two policies often coincide.
-        style |= {"markersize": 4 + 2 * (turn % 3), "markerfacecolor": "none"}
-        draw_points(axes, time, rows["staleness_mean"], low, high, horizontal=True, **style)
+        size = {"markersize": 4 + 2 * (turn % 3), "markerfacecolor": "none"}
+        style: dict[str, Any] = {"marker": markers[kind], "color": appearance.color, **size}
+        points = time, rows["staleness_mean"], low, high
+        draw_points(axes, *points, horizontal=True, label=kind, **style)
     front = table[table["front"]].sort_values("cost")
     axes.plot(
         front["cost"] / seconds,

@@ -119,8 +119,8 @@ def _shares_panel(axes: Axes, table: pd.DataFrame) -> None:
     worker = table["worker"].to_numpy()
     axes.bar(worker, table["share"], width=0.7, color=look.SKY, label="real processes")
     simulated = table[["simulated_share", "simulated_low", "simulated_high"]].T.to_numpy()
-    style = {"color": look.BLACK, "label": "simulated: mean and range"}
-    draw_points(axes, worker, *simulated, **style)
+    label = "simulated: mean and range"
+    draw_points(axes, worker, *simulated, color=look.BLACK, label=label)
     layout.whole_ticks(axes.xaxis)
 
 

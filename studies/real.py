@@ -197,9 +197,14 @@ def run(config: Config) -> Result:
         check(config.task(method, problem, discipline, 0), config.restart)
         for seed in range(config.seeds):
             task = config.task(method, problem, discipline, seed)
-            place = {"folder": _place(task), "in_folder": True}
-            name = Path(_place(task)).name
-            jobs.append(measurement(name, _measured, config, task, labels=_labels(task), **place))
+            job = measurement(
+                Path(_place(task)).name,
+                *(_measured, config, task),
+                folder=_place(task),
+                labels=_labels(task),
+                in_folder=True,
+            )
+            jobs.append(job)
     processes = (1 + config.extrapolate) * config.workers + 1
     options = config.record(methods, problem)
     return run_jobs(

@@ -366,8 +366,8 @@ def draw_lines(
             style = {**layout.PUBLISHED, "linestyle": "none", "marker": marker, "markersize": 5}
             axes.plot(published[name].index, published[name], **style)
         for place in rows.loc[rows["status"] == "diverged", x].unique():
-            top = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-            axes.plot(place, 1, color=appearance.color, **top, **layout.DIVERGED)
+            cross = {"color": appearance.color, "clip_on": False, **layout.DIVERGED}
+            axes.plot(place, 1, transform=axes.get_xaxis_transform(), **cross)
 
 
 def draw_points(

@@ -59,7 +59,7 @@ _of = functools.partial
 def _family(name: str) -> Drawing:
     """Return a figure of `families.FAMILIES`."""
     shown = families.FAMILIES[name]
-    draw, measure = (_of(of, name=name) for of in (families.draw, families.measure))
+    draw, measure = _of(families.draw, name=name), _of(families.measure, name=name)
     return Drawing(shown.study, shown.subject, draw, measure)
 
 
