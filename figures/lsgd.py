@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import over_seeds, summary_of
+from asyncsim.base.console import summary_of
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.paper import Drawing, Paper, Study
+from asyncsim.drawing.paper import Drawing, Paper, Study, setting
 from asyncsim.replays.run import leaders
 from asyncsim.study.finished import Finished, figures
 from asyncsim.study.results import RANKING, cell_options
@@ -58,9 +58,9 @@ def leaderships(finished: Finished) -> Figure:
         f"With {n} workers and period {window} the most frequent leader wins {shares[0]:.0%} "
         f"of the elections; equal workers would win {1 / n:.0%} each."
     )
-    seeds = over_seeds(rows["seed"].nunique(), "means over")
-    remark = f"{finished.config['problem']}; {seeds}; dotted: 1/n; kept: the leader stays"
-    layout.title(figure, f"LSGD's one leader; {remark}")
+    about = "LSGD's one leader; dotted: 1/n; kept: the leader stays"
+    finished = finished._replace(summary=rows)
+    layout.title(figure, setting(finished, about, statistic="means over"))
     return figure
 
 

@@ -75,10 +75,9 @@ def plan(finished: Finished) -> Figure:
         label="Pareto front",
     )
     axes.set_xscale("log")
-    if (stalest := table["staleness_mean"].max()) > 0:
-        axes.set_yscale("symlog", linthresh=1.0)
-        ticks = (step * 10.0**decade for decade in range(7) for step in (1, 2, 5))
-        axes.set_yticks([0.0, *(tick for tick in ticks if tick <= max(1.0, 1.2 * stalest))])
+    if table["staleness_mean"].any():
+        axes.set_yscale("symlog", linthresh=1.0, subs=(2, 5))
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
     per = "per 1,000 gradients" if config["hours"] is not None else "until the horizon"
     axes.set_xlabel(f"time {per} ({unit})")
@@ -90,31 +89,25 @@ def plan(finished: Finished) -> Figure:
             (3, 3),
             textcoords="offset points",
         )
+        axes.plot([], [], linestyle="none", label=f"{number}  {row.name}")
     if len(replayed):
         right, rows = panels[1], replayed.sort_values("time_to_target", ignore_index=True)
         right.set_yticks(
             range(len(rows)), [wrapped(name, _WIDTH) for name in rows["name"]], fontsize=6
         )
         right.set_ylim(len(rows) - 0.4, -0.6)
-        for place, row in enumerate(rows.itertuples()):
-            soon = getattr(row, "rounds_to_target", FEWEST_ROUNDS) < FEWEST_ROUNDS
-            if np.isfinite(row.time_to_target) and not soon:
-                ends = [row.time_low], [row.time_high]
-                times = [row.time_to_target], [place], *ends
-                draw_points(right, *times, horizontal=True, color=look.BLUE)
-            else:
-                text = f"too soon, within {FEWEST_ROUNDS} rounds" if soon else "not reached"
-                right.annotate(
-                    text, (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6
-                )
+        soon = rows.get("rounds_to_target", rows["time_to_target"] + np.inf) < FEWEST_ROUNDS
+        reached = rows[np.isfinite(rows["time_to_target"]) & ~soon]
+        time, low, high = (reached[f"time_{end}"] for end in ("to_target", "low", "high"))
+        draw_points(right, time, reached.index, low, high, horizontal=True, color=look.BLUE)
+        for place in rows.index.difference(reached.index):
+            text = f"too soon, within {FEWEST_ROUNDS} rounds" if soon[place] else "not reached"
+            right.annotate(
+                text, (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6
+            )
         right.set_xlim(left=0)
         right.set_xlabel("simulated time to the target (s)")
         right.set_title(f"replayed on {config['problem']}")
-    handles = axes.get_legend_handles_labels()[0]
-    names = [f"{number}  {name}" for number, name in enumerate(front["name"].head(_NAMED), start=1)]
-    blank = [axes.plot([], [], linestyle="none")[0] for _ in names]
-    for line, name in zip(blank, names, strict=True):
-        line.set_label(name)
     fast, fresh = front.iloc[0], front.iloc[-1]
     text = (
         f"{fast['name']} is the fastest, {number_text(fast['cost'] / seconds)} {unit} {per}, at a "
@@ -128,7 +121,7 @@ def plan(finished: Finished) -> Figure:
     figure.set_label(findings.sentence(text))
     workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
     about = f"staleness against time of {len(table)} combinations, {workers}; {seeds}"
-    layout.finish(figure, f"{about}; the front is numbered", 2, [*handles, *blank], look.DOUBLE)
+    layout.finish(figure, f"{about}; the front is numbered", 2, width=look.DOUBLE)
     return figure
 
 

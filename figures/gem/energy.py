@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import draw_lines, draw_ranges
+from asyncsim.drawing.paper import setting
 from asyncsim.study.finished import Finished
 
 from .panels import (
@@ -18,7 +19,6 @@ from .panels import (
     chosen,
     finish,
     methods_of,
-    setting,
     values_of,
     with_all_workers,
 )

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import draw_lines
+from asyncsim.drawing.paper import setting
 from asyncsim.study.finished import Finished
 
 from . import families, published
@@ -21,7 +22,6 @@ from .panels import (
     log_axis,
     methods_of,
     rate_text,
-    setting,
     values_of,
     with_all_workers,
 )

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import Curve, draw_ranges
+from asyncsim.drawing.paper import setting
 from asyncsim.study.finished import Finished
 
 from . import published
@@ -24,7 +25,6 @@ from .panels import (
     is_paper,
     log_axis,
     methods_of,
-    setting,
     values_of,
     workers_label,
 )

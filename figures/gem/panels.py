@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import counted, over_seeds
+from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
@@ -23,6 +23,7 @@ from asyncsim.drawing.curves import (
     log_limits,
     trace_length,
 )
+from asyncsim.drawing.paper import rate_of
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 
@@ -40,8 +41,6 @@ STATED_RATE = 0.05
 _POINTS = 25
 #: Points of a curve between two of its markers.
 _MARKED_EVERY = 6
-_PROBLEMS = {"mnist": "MNIST", "cifar10": "CIFAR-10 in place of ImageNet"}
-
 #: Maps runs of one cell and method, and the number of workers of their traces, to a curve.
 Quantity = Callable[[Sequence[Run], int], Curve]
 
@@ -240,23 +239,6 @@ def finish(figure: Figure, text: str, columns: int | None = None) -> None:
     layout.finish(figure, text, columns or (3 if figure.get_figwidth() < look.DOUBLE else 6))
 
 
-def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
-    """Format a title: ``parts``, the problem, the learning rate if it is unique, ``statistic`` of
-    the seeds.
-    """
-    all_rates, seeds = rates(results), results.summary["seed"].nunique()
-    title_parts = [*parts, problem(results)]
-    title_parts += [f"\u03b7\u00a0=\u00a0{all_rates[0]:g}"] if len(all_rates) == 1 else []
-    title_parts += [over_seeds(seeds, statistic)]
-    return "; ".join(part for part in title_parts if part)
-
-
-def problem(results: Finished) -> str:
-    """Return the name of the problem, for titles."""
-    name = str(results.config.get("problem", ""))
-    return _PROBLEMS.get(name, name)
-
-
 def point_text(results: Finished) -> str:
     """Describe the width of a curve's points."""
     first = results.summary.head(1)
@@ -286,12 +268,3 @@ def diverged_of(rows: pd.DataFrame) -> str:
 def _marked(start: int, interval: int, points: int) -> tuple[int, int]:
     """Return matplotlib's ``markevery`` for a curve, with at least one marker."""
     return start % max(points, 1), interval
-
-
-def rate_of(summary: pd.DataFrame) -> pd.Series:
-    """Return the learning rate of each run: the study's column, or else the method's."""
-    for name in ("learning_rate", "method.learning_rate"):
-        if name in summary:
-            # A schedule is a text.
-            return pd.to_numeric(summary[name], errors="coerce")
-    return pd.Series(np.nan, summary.index)

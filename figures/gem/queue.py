@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import draw_lines
+from asyncsim.drawing.paper import setting
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
@@ -12,7 +13,6 @@ from .panels import (
     at_rate,
     finish,
     one_cluster,
-    setting,
 )
 
 #: The look of each discipline; the first is the authors' program's.
