@@ -344,6 +344,7 @@ def test_leaders_are_compared_each_at_the_best_rate_for_the_measure():
                     "status": "finished",
                     "train_loss": loss * (1 + 0.01 * seed),
                     "time_to_target": seconds / 2,
+                    "first_touch": seconds / 2,
                 }
             )
     finished = Runs(pd.DataFrame(rows))
