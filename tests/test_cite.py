@@ -66,20 +66,3 @@ def test_the_entries_of_a_folder_of_results(tmp_path):
     assert "hermans2018gradient,\n" in text and "% mine?@evil: no paper is known" in text
     assert bibtex([]) == SOFTWARE and f"version = {{{asyncsim.__version__}}}" in SOFTWARE
     assert SOFTWARE in (DOCS.parent / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "gme",
-            "error: 'gme': neither a method nor a folder of results\nhint: did you mean 'gem'?",
-        ),
-        (
-            ".",
-            "error: folder = '.': holds no results with methods\nhint: give a folder of results\n",
-        ),
-    ],
-)
-def test_other_names_are_refused(name, message, capsys):
-    assert main(["cite", name]) == 2 and capsys.readouterr().err.startswith(message)

@@ -51,51 +51,6 @@ def copy(symbols):
 """
 
 
-def test_a_small_study(tmp_path, capsys):
-    """Synchronous training has no staleness, and discarding trains on shorter samples."""
-    config = post_training.Config(
-        **SMALL,
-        queues=("pace(0)", "discard(1)"),
-        corrections=("none", "truncated(2)"),
-        split=3,
-        by_length=True,
-        out=tmp_path / "results",
-    )
-    summary = post_training.run(config).summary
-    assert len(summary) == 2 * 2 * 2 * 2
-    queues = pd.read_csv(tmp_path / "results" / "queues.csv").set_index("queue")
-    assert queues.loc["pace(0)", ["staleness_mean", "staleness_max", "samples_lost"]].tolist() == [
-        0,
-        0,
-        0,
-    ]
-    assert queues.loc["discard(1)", "staleness_max"] <= 1
-    assert queues.loc["discard(1)", "lost_share"] > 0.2
-    assert (
-        queues.loc["discard(1)", "length_trained"]
-        < 0.95 * queues.loc["discard(1)", "length_started"]
-    )
-    rewards = pd.read_csv(tmp_path / "results" / "rewards.csv")
-    synchronous = rewards[rewards["queue"] == "pace(0)"]
-    assert np.ptp(synchronous["reward"]) < 1e-5
-    best = (
-        summary.groupby(["queue", "correction", "learning_rate"])["reward"]
-        .mean()
-        .groupby(level=[0, 1])
-        .max()
-    )
-    assert rewards.set_index(["queue", "correction"])["reward"].to_dict() == pytest.approx(
-        best.to_dict()
-    )
-    split = pd.read_csv(tmp_path / "results" / "split.csv")
-    assert split["update_time"].is_monotonic_increasing and len(split) == 2 * 2
-    printed = capsys.readouterr().out
-    assert "Quickest update: " in printed and "q1 to q4" in printed
-    assert "(half way from the start to the best final reward)" in printed
-    for name in ("rewards", "staleness"):
-        assert (tmp_path / "results" / f"{name}.png").stat().st_size > 10_000
-
-
 def test_clocks_alone_and_a_recording(tmp_path):
     rollouts = Rollouts(6, "gamma(2, 0.5)", group=2, batch=4, queue="pace(2)")
     trace = simulate(Cluster(1, "gamma(0.3, 0.2)", rollouts=rollouts), 400, progress=False)
