@@ -132,14 +132,14 @@ def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
     assert max(most) == 2
 
 
-@pytest.mark.parametrize("how", ["interrupted", "left"])
-def test_jobs_that_go_on_end_with_those_who_wait_for_them(how):
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_running_jobs_end_with_their_reader(interrupted):
     started = threading.Event()
 
     def job(number):
         if number == 0:
             started.wait(20)
-            if how == "interrupted":
+            if interrupted:
                 raise KeyboardInterrupt
             return number
         started.set()
@@ -149,12 +149,8 @@ def test_jobs_that_go_on_end_with_those_who_wait_for_them(how):
 
     before = threading.active_count()
     results = Local(2).map(job, [(0,), (1,)])
-    if how == "interrupted":
-        with pytest.raises(KeyboardInterrupt):
-            next(results)
-    else:
+    with pytest.raises(KeyboardInterrupt) if interrupted else contextlib.closing(results):
         assert next(results) == Completion(0, 0)
-        results.close()
     assert threading.active_count() == before
 
 
@@ -307,7 +303,7 @@ def test_only_the_same_configuration_is_resumed(toy):
     toy("--resume=mine", code=2, message=message)
 
 
-def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_is_kept(capsys):
+def test_tables_have_the_rows_of_jobs_in_their_order_beside_the_errors_and_are_kept(capsys):
     class LastFirst(Local):
         def map(self, function, jobs):
             return reversed(list(super().map(function, jobs)))
@@ -317,27 +313,27 @@ def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_i
 
     def run(function):
         options = {"folder": "parts/of", "errors": "b.csv", "say": lambda tables: "said"}
+        jobs = [measurement(f"job {x}", function, x, labels={"x": x}, **options) for x in range(4)]
         runner = Runner(Path(), LastFirst())
-        runner.run(
-            [measurement(f"job {x}", function, x, labels={"x": x}, **options) for x in range(4)]
-        )
-        return runner
+        runner.run(jobs)
+        return runner, runner.tables()["b.csv"], capsys.readouterr().err.splitlines()
 
-    runner = run(measured)
+    runner, rows, err = run(measured)
+    assert [pd.read_csv(name)["x"].tolist() for name in ("a.csv", "b.csv")] == [
+        [2, 3],
+        rows["x"].tolist(),
+    ]
+    assert rows["x"].tolist() == [0, 1, 2, 3, 3]
     error = "ZeroDivisionError: division by zero"
-    for name, rows in (("a.csv", [2, 3]), ("b.csv", [0, 1, 2, 3, 3])):
-        assert runner.tables()[name]["x"].tolist() == pd.read_csv(name)["x"].tolist() == rows
-    failed = runner.tables()["b.csv"][["status", "error"]].dropna()
-    assert failed.values.tolist() == [["failed", error]] * 2
+    assert rows[["status", "error"]].dropna().values.tolist() == [["failed", error]] * 2
     assert runner.missing == ["parts/of/job 0.json", "parts/of/job 1.json"]
     assert unsealed(Path("parts/of/job 2.json"))["tables"] == measured(2)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("[1/4] job 3: said, in ")
-    assert lines[-1] == f"[4/4] job 0: failed: {error}"
+    assert err[0].startswith("[1/4] job 3: said, in ")
+    assert err[-1] == f"[4/4] job 0: failed: {error}"
     # Of two errors that are the same.
-    assert sum(line.startswith("Traceback") for line in lines) == 1
-    assert len(run(lambda x: {"b.csv": [{"x": x}]}).tables()["b.csv"]) == 5
-    assert capsys.readouterr().err.splitlines()[0] == "[1/4] job 2: said, read"
+    assert sum(line.startswith("Traceback") for line in err) == 1
+    _, rows, err = run(lambda x: {"b.csv": [{"x": x}]})
+    assert len(rows) == 5 and err[0] == "[1/4] job 2: said, read"
 
 
 @pytest.mark.parametrize(

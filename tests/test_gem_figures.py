@@ -294,9 +294,12 @@ def test_published_numbers_are_beside_the_thesis_task_alone(tmp_path):
     assert all(published_in(figure)[0] == [] for figure in figures.values())
     panels = [*figures["agn"].axes[:-1], figures["efficiency"].axes[0]]
     assert [len(axes.texts) for axes in panels] == [4, 4, 4]
-    lines = [line for name in ("collapse", "staleness") for line in figures[name].axes[0].lines]
-    assert "white" not in {line.get_markerfacecolor() for line in lines}
-    assert "^" not in {line.get_marker() for line in lines}
+    lines = {
+        name: [line for axes in figure.axes for line in axes.lines]
+        for name, figure in figures.items()
+    }
+    assert "white" not in {line.get_markerfacecolor() for line in lines["collapse"]}
+    assert "^" not in {line.get_marker() for line in lines["staleness"]}
     message = "its problem, its cluster or its gradients differ from the thesis"
     with pytest.raises(InputError, match=message):
         agn.FIGURES["times"].draw(results)

@@ -61,14 +61,16 @@ def python(*arguments: str, **options) -> subprocess.CompletedProcess:
 
 def test_list_has_a_line_for_each_study(told):
     code, out, err = told()
-    assert (code, err) == (0, [])
+    assert (code, err) == (0, []) and max(map(len, out)) <= 120
     _, of_clusters, of_papers = (part.splitlines() for part in "\n".join(out).split("studies of "))
-    lines = [line.split(maxsplit=1) for line in (*of_clusters[1:], *of_papers[1:]) if line]
-    assert all(text.endswith(".") for _, text in lines)
-    assert all(len(line) <= 120 for line in out)
-    names = {name for name, _ in lines}
-    assert {"compare", "plan", "staleness"} <= names and "stability" not in names
-    assert {"gem", "windows"} <= {line.split()[0] for line in of_papers[1:] if line}
+    clusters, papers = (
+        dict(line.split(maxsplit=1) for line in part[1:] if line)
+        for part in (of_clusters, of_papers)
+    )
+    assert all(text.endswith(".") for text in (*clusters.values(), *papers.values()))
+    names = {*clusters, *papers}
+    assert {"compare", "plan", "staleness"} <= set(clusters) and "stability" not in names
+    assert {"gem", "windows"} <= set(papers)
     code, members, _ = told("gem")
     listed = {line.split()[0] for line in members[2:]}
     assert code == 0 and names - {"gem"} | listed == set(SHIPPED)

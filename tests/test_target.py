@@ -6,10 +6,11 @@ import pandas as pd
 import pytest
 from gem_results import make_run
 
-import asyncsim
-from asyncsim import methods, problems, replay, simulate, study
-from asyncsim.base.errors import InputError
+from asyncsim import Cluster, InputError, methods, problems, replay, simulate, study
 from asyncsim.study.target import Target, time_to_target
+
+compare = study.load("compare")
+NAN, INF = np.nan, np.inf
 
 
 @pytest.mark.parametrize(
@@ -19,11 +20,11 @@ from asyncsim.study.target import Target, time_to_target
         ([4.0, 1.0, 0.25], 5.0, 0, 0.0),  # met from the start
         ([4.0, 1.0, 3.0, 0.5], 1.0, 0, 1.0),  # the first time counts
         ([4.0, 0.0], 1.0, 0, 0.75),  # no logarithm
-        ([4.0, 1.0, np.nan], 0.5, 0, np.inf),
+        ([4.0, 1.0, NAN], 0.5, 0, INF),
         ([4.0, 1.0, 4.0, 1.0, 0.5, 0.25], 2.0, 1, 2.5),  # the first touch is not held
         ([4.0, 1.0, 4.0, 1.0, 0.5, 0.25], 2.0, 2, 2.5),
-        ([4.0, 1.0, 4.0, 1.0, 0.5], 2.0, 2, np.inf),  # nor is what the run's end cuts off
-        ([1.0, 1.0], 2.0, 2, np.inf),
+        ([4.0, 1.0, 4.0, 1.0, 0.5], 2.0, 2, INF),  # nor is what the run's end cuts off
+        ([1.0, 1.0], 2.0, 2, INF),
     ],
 )
 def test_time_to_a_target_is_read_between_evaluations(losses, target, hold, time):
@@ -32,43 +33,42 @@ def test_time_to_a_target_is_read_between_evaluations(losses, target, hold, time
 
 
 def test_accuracies_are_reached_from_below():
-    evaluations = pd.DataFrame({"commit_time": [0.0, 1.0, 2.0], "test_accuracy": [0.0, 0.5, 0.875]})
-    target = Target(0.75, "test_accuracy")
-    assert str(target) == "a test accuracy of 0.75"
+    def time(target, accuracies):
+        evaluations = {"commit_time": [0.0, 1.0, 2.0], "test_accuracy": accuracies}
+        return Target(target, "test_accuracy").time(pd.DataFrame(evaluations))
+
+    assert str(Target(0.75, "test_accuracy")) == "a test accuracy of 0.75"
     # Half of the way in the logarithm of the error.
-    assert target.time(evaluations) == pytest.approx(1.5, rel=1e-5)
-    exact = evaluations.assign(test_accuracy=np.array([0.5, 0.9, 1.0], np.float32))
-    reached = [Target(most, "test_accuracy").time(exact) for most in (0.9, 1.0)]
-    assert reached == pytest.approx([1, 2], rel=1e-4)
-    assert np.isinf(Target(0.9, "test_accuracy").time(evaluations))
+    assert time(0.75, [0.0, 0.5, 0.875]) == pytest.approx(1.5, rel=1e-5)
+    exact = np.array([0.5, 0.9, 1.0], np.float32)
+    assert [time(target, exact) for target in (0.9, 1.0)] == pytest.approx([1, 2], rel=1e-4)
+    assert time(0.9, [0.0, 0.5, 0.875]) == INF
 
 
 def test_a_target_is_bounded_by_the_evaluations_around_it():
-    trace = simulate(asyncsim.Cluster(workers=3, compute="constant(1)", service=0.1), 12)
-    times = trace.frame["commit_time"].to_numpy()
-    commits = [0, 1, 2, 6, 12]
-    losses = [9.0, 8.0, 4.0, 1.0, 0.5]
-    clock = np.r_[0.0, times][commits]
-    evaluations = pd.DataFrame({"commit": commits, "commit_time": clock, "train_loss": losses})
-
-    def bounds(value):
-        return Target(value).bounded(evaluations, trace)[1:]
-
-    assert bounds(9.5) == (0.0, 0.0) and bounds(0.1) == (np.inf, np.inf)
-    assert bounds(8.5) == (times[0], times[0])  # the first commit met it
-    assert bounds(2.0) == (times[2], times[5])
+    trace = simulate(Cluster(workers=3, compute="constant(1)", service=0.1), 12)
+    times, commits = trace.frame["commit_time"].to_numpy(), [0, 1, 2, 6, 12]
+    evaluations = pd.DataFrame({"commit": commits, "train_loss": [9.0, 8.0, 4.0, 1.0, 0.5]})
+    evaluations["commit_time"] = np.r_[0.0, times][commits]
+    for target, bounds in (
+        (9.5, (0.0, 0.0)),
+        (8.5, (times[0], times[0])),  # the first commit met it
+        (2.0, (times[2], times[5])),
+        (0.1, (INF, INF)),
+    ):
+        assert Target(target).bounded(evaluations, trace)[1:] == bounds
     run = make_run("gem", 3, steps=4)
     run.evaluations = evaluations
     reached = Target(2.0).reached(run, trace)
-    assert [reached[f"gradients_to_target_{bound}"] for bound in ("low", "high")] == [3, 6]
-    assert 3 <= reached["gradients_to_target"] <= 6
+    low, middle, high = (reached[f"gradients_to_target{end}"] for end in ("_low", "", "_high"))
+    assert (low, high) == (3, 6) and low <= middle <= high
 
 
 @pytest.mark.parametrize(
     ("losses", "rises"),
     [
         ([1.0, 2.0, 3.0], True),
-        ([1.0, 2.0, np.nan], True),
+        ([1.0, 2.0, NAN], True),
         ([1.0, 2.0, 1.5], False),
         ([1.0, 2.0, 3.0, 0.5], False),  # as with momentum
         ([1.0, 0.5, 3.0], False),
@@ -76,47 +76,43 @@ def test_a_target_is_bounded_by_the_evaluations_around_it():
     ],
 )
 def test_a_loss_that_rises_from_the_start_is_noticed(losses, rises):
-    trace = simulate(asyncsim.Cluster(workers=1, compute="constant(1)"), len(losses))
-    run = make_run("gem", 1, steps=len(losses))
-    commits = np.arange(len(losses))
+    trace = simulate(Cluster(workers=1, compute="constant(1)"), len(losses))
+    run, commits = make_run("gem", 1, steps=len(losses)), np.arange(len(losses))
     table = {"commit": commits, "commit_time": 1.0 * commits, "train_loss": losses}
     run.evaluations = pd.DataFrame(table)
     assert Target(0.1).reached(run, trace)["rises"] == rises
 
 
 def test_evaluations_begin_at_every_commit_until_the_target_is_met():
-    trace = simulate(asyncsim.Cluster(workers=2, compute="constant(1)"), 80)
+    trace = simulate(Cluster(workers=2, compute="constant(1)"), 80)
     problem, method = problems.quadratic([1.0, 0.1]), methods.downpour(learning_rate=0.05)
-    until = Target(0.3).is_met_at
-    run = replay(trace, method, problem, evaluate_every=10, evaluate_until=until, progress=False)
-    plain = replay(trace, method, problem, evaluate_every=10, progress=False)
-    commits = run.evaluations["commit"].to_numpy()
-    met = commits[np.argmax(run.evaluations["train_loss"] <= 0.3)]
-    assert 1 < met < 60 and set(plain.evaluations["commit"]) <= set(commits)
+    evaluations, plain = (
+        replay(trace, method, problem, evaluate_every=10, progress=False, **options).evaluations
+        for options in ({"evaluate_until": Target(0.3).is_met_at}, {})
+    )
+    commits = evaluations["commit"].to_numpy()
+    met = commits[np.argmax(evaluations["train_loss"] <= 0.3)]
+    assert 1 < met < 60 and set(plain["commit"]) <= set(commits)
     early, late = np.diff(commits[commits <= met]), np.diff(commits[commits > met])
     assert (early <= np.maximum(1, 0.1 * commits[1 : len(early) + 1])).all()
     assert set(late) == {20}
 
 
 def judged(**options):
-    """Two parameters that move towards one; measured also by their distance."""
+    """Run a comparison of two parameters that move towards one; measured also by their distance."""
+
+    def loss(params, batch, key):
+        return jnp.mean((params - 1) ** 2)
 
     def evaluate(params, data):
-        return {"loss": jnp.mean((params - 1) ** 2), "gap": 1 - jnp.mean(params)}
+        return {"loss": loss(params, data, None), "gap": 1 - jnp.mean(params)}
 
-    problem = problems.custom(
-        lambda key: jnp.zeros(2),
-        lambda params, batch, key: jnp.mean((params - 1) ** 2),
-        evaluate=evaluate,
-    )
-    options = {"tune": (0.1, 0.2)} | options
-    config = study.load("compare").Config
-    return config(problem=problem, methods=("downpour",), workers=2, steps=4, **options)
+    problem = problems.custom(lambda key: jnp.zeros(2), loss, evaluate=evaluate)
+    options = {"tune": (0.1, 0.2), "workers": 2, "steps": 4} | options
+    compare.run(compare.Config(problem=problem, methods=("downpour",), **options))
 
 
-def test_the_target_is_of_the_measure_and_one_that_the_start_meets_is_noted(capsys):
-    compare = study.load("compare")
-
+def test_the_target_is_of_the_measure():
     def goal(**options):
         return compare.Config(**options).goal_on(None)
 
@@ -124,7 +120,10 @@ def test_the_target_is_of_the_measure_and_one_that_the_start_meets_is_noted(caps
     assert goal(measure="test_accuracy") == Target(0.95, "test_accuracy", 2)
     assert goal(measure="train_gap", best="most").of == goal().of == "train_loss"
     assert goal(measure="test_loss", target_of="train_accuracy").of == "train_accuracy"
-    compare.run(judged(seeds=1, target=5.0, tune=None))
+
+
+def test_a_target_that_the_start_meets_is_noted(capsys):
+    judged(seeds=1, target=5.0, tune=None)
     note = (
         "note: the start, at 1, meets a training loss of 5 already in 1 of 1 seeds; give a lower "
         "--target"
@@ -143,4 +142,4 @@ def test_the_target_is_of_the_measure_and_one_that_the_start_meets_is_noted(caps
 )
 def test_measures_without_values_or_a_direction_and_no_time_are_refused(options, message):
     with pytest.raises(InputError, match=message):
-        study.load("compare").run(judged(**options))
+        judged(**options)

@@ -348,7 +348,6 @@ RUN = "runs/sgd-seed0/commits.parquet"
         ("summary.csv", "method,trace_file,run_folder\n", "no run was finished"),
         ("summary.csv", "junk\n", "summary.csv"),
         ("config.json", None, "config.json"),
-        ("config.json", '{"study": "compare"}', "error"),
         ("traces/seed0.parquet", None, "seed0.parquet"),
         (RUN, None, "commits.parquet"),
         (RUN, "junk", "commits.parquet"),
