@@ -154,7 +154,6 @@ def test_folders_that_move_are_found_or_reported(there, place, command):
         ("figures gam", "'gam': neither a folder of results nor a paper; did you mean 'gem'? choo"),
         ("figures results/compare --results r", "results = 'r': of a paper only; leave it out"),
         ("figures results/compare --only x", "only = 'x': unknown; choose from curves"),
-        ("figures results/compare --panel los", "panel = 'los': in no figure; choose from"),
         ("figures results/compare --width 0.2", "width = 0.2: must be from 1 to 20 inches"),
         ("figures results/compare --width wide", "--width: invalid float value: 'wide'"),
         ("figures results", "folder = 'results': no results of a study (no config.json that na"),
