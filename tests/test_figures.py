@@ -202,9 +202,9 @@ def test_a_figure_that_cannot_be_written(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_panel_that_is_in_no_figure(results, capsys):
-    assert command.main([str(results), "--panel", "los"]) == 2
-    assert "panel = 'los': in no figure\nhint: choose from" in capsys.readouterr().err
+def test_a_panel_that_is_in_no_figure(results, command):
+    code, _, err = command("figures", str(results), "--panel", "los")
+    assert code == 2 and "panel = 'los': in no figure; choose from" in err
 
 
 def test_the_folder_of_another_study_is_refused(results, tmp_path):
