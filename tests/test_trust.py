@@ -210,81 +210,49 @@ def folder(results_with_a_tag):
     return shutil.copytree(results_with_a_tag / "s", Path("results/s"), copy_function=shutil.copy)
 
 
+#: A few places of a folder of results, one of each sort.
+PLACES = ["config.json", "runs/sgd-seed0", "tags", "report.html", "aside", ".curves.partial.pdf"]
+
+
 def places(folder: Path) -> list[str]:
-    """All files and folders in a folder of results, those made on the way, and their former names
-    on the way.
-    """
+    """All files and folders in a folder of results, and the names of partial files."""
     below = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-    assert {
-        "config.json",
-        "runs/sgd-seed0/run.json",
-        "traces",
-        "tags/good.json",
-        "curves.pdf",
-        "report.html",
-    } <= {str(path) for path in below}
     partials = [path.with_name(f".{path.stem}.partial{path.suffix}") for path in below]
-    return [
-        str(path)
-        for path in (
-            *below,
-            *partials,
-            Path("aside"),
-            Path("tags/new.json"),
-        )
-    ]
+    return [*map(str, below + partials), "aside", "tags/new.json"]
 
 
-def whole(place: Path, victim: Path) -> None:
-    """Move what is at a place outside, and link to it."""
-    if place.exists():
+def put(kind: str, place: Path, victim: Path) -> None:
+    """Put at a place a link to its content outside, whole or so damaged that a resumed study would
+    replace it, to nothing, or to a folder with names of the project; or a FIFO, whose reader waits
+    for ever.
+    """
+    if kind in ("whole", "damaged") and place.exists():
         place.rename(victim)
-    else:
+    elif kind in ("whole", "damaged"):
         victim.write_text("mine")
+    elif place.exists():
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    if kind == "fifo":
+        os.mkfifo(place)
+        return
     place.symlink_to(victim)
-
-
-def damaged(place: Path, victim: Path) -> None:
-    """Link to something outside that is damaged, so that a resumed study would replace it."""
-    whole(place, victim)
-    for path in [*victim.rglob("*"), victim]:
-        if path.is_file() and path.name != "config.json":
-            path.write_bytes(path.read_bytes()[:-9] + b"x")
-
-
-def absent(place: Path, victim: Path) -> None:
-    """Link to nothing."""
-    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
-    place.symlink_to(victim)
-
-
-def a_folder(place: Path, victim: Path) -> None:
-    """Link to a folder with files of the names that the project uses."""
-    absent(place, victim)
-    for name in (
-        "sgd-seed0/run.json",
-        "run.json",
-        "seed0.parquet",
-        "good.json",
-        "commits.parquet",
-        "runs/sgd-seed0",
-    ):
-        (victim / name).parent.mkdir(parents=True, exist_ok=True)
-        (victim / name).write_text("{}")
-
-
-def fifo(place: Path, victim: Path) -> None:
-    """Put a FIFO at the place: whoever opens it waits for ever."""
-    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
-    os.mkfifo(place)
+    if kind == "damaged":
+        for path in [*victim.rglob("*"), victim]:
+            if path.is_file() and path.name != "config.json":
+                path.write_bytes(path.read_bytes()[:-9] + b"x")
+    if kind == "folder":
+        names = "sgd-seed0/run.json run.json seed0.parquet good.json commits.parquet runs/sgd-seed0"
+        for name in names.split():
+            (victim / name).parent.mkdir(parents=True, exist_ok=True)
+            (victim / name).write_text("{}")
 
 
 def state(folder: Path) -> dict[str, object]:
     """The bytes, the identities and the times of change of all files in a folder."""
     files = {path: os.lstat(path) for path in sorted(folder.rglob("*"))}
     return {
-        str(path): (found.st_ino, found.st_mtime_ns, path.is_file() and path.read_bytes())
-        for path, found in files.items()
+        str(path): (entry.st_ino, entry.st_mtime_ns, path.is_file() and path.read_bytes())
+        for path, entry in files.items()
     }
 
 
@@ -299,24 +267,21 @@ def test_no_link_in_a_folder_of_results_is_followed(
     A waiting command ends after a minute.
     """
     monkeypatch.setattr("webbrowser.open", lambda address: True)
-    commands = [
-        ("study", "staleness", "--resume=s"),
-        ("figures", "s"),
-        ("tag", "s", "new"),
-        ("tag", "--remove", "good"),
-        ("tag", "--remove", "new"),
-        ("show", "s"),
-        ("runs",),
-    ]
+    commands = (
+        "study staleness --resume=s",
+        "figures s",
+        "tag s new",
+        "tag --remove good",
+        "tag --remove new",
+        "show s",
+        "runs",
+    )
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    names = places(results_with_a_tag / "s")[::4]
-    if not everywhere:
-        few = ["config.json", "runs/sgd-seed0", "tags", "report.html", "aside"]
-        few += [".curves.partial.pdf"]
-        assert set(few) <= set(places(results_with_a_tag / "s"))
-        names = few
-    kinds_of_links = (whole, damaged, absent, a_folder, fifo) if everywhere else (damaged, fifo)
-    for number, (name, put) in enumerate(zip(names, itertools.cycle(kinds_of_links), strict=False)):
+    every = places(results_with_a_tag / "s")
+    assert set(PLACES) <= set(every)
+    kinds = ("whole", "damaged", "absent", "folder", "fifo") if everywhere else ("damaged", "fifo")
+    names = every[::4] if everywhere else PLACES
+    for number, (name, kind) in enumerate(zip(names, itertools.cycle(kinds), strict=False)):
         here = tmp_path / str(number)
         shutil.copytree(results_with_a_tag / "s", here / "s", copy_function=shutil.copy)
         (here / "victims").mkdir()
@@ -324,16 +289,16 @@ def test_no_link_in_a_folder_of_results_is_followed(
         if name == "aside":  # to which a damaged run is moved
             Path("s/runs/sgd-seed0/params.npz").unlink()
         place = here / "s" / name
-        put(place, here / "victims" / place.name)
+        put(kind, place, here / "victims" / place.name)
         before = state(here / "victims")
-        for arguments in commands:
+        for line in commands:
             signal.alarm(60)
-            code, _, err = command(*arguments)
+            code, _, err = command(*line.split())
             signal.alarm(0)
-            assert code in (0, 2) and "Traceback" not in err, (name, arguments, err)
-            assert state(here / "victims") == before, (name, arguments)
+            assert code in (0, 2) and "Traceback" not in err, (name, line, err)
+            assert state(here / "victims") == before, (name, line)
             leads = place.is_symlink() and place.is_dir()
-            assert not leads or code == 2 or arguments[0] in ("tag", "runs"), (name, arguments)
+            assert not leads or code == 2 or line.split()[0] in ("tag", "runs"), (name, line)
         shutil.rmtree(here)
 
 
