@@ -1,4 +1,6 @@
-"""Finished studies that are found again: the index, tags, the commands, and exported tables."""
+"""Finished studies that are found again: the index, tags, the commands, exported tables and
+citations.
+"""
 
 import io
 import json
@@ -20,7 +22,9 @@ from asyncsim import InputError, Run, plots, study
 from asyncsim.__main__ import main
 from asyncsim.base.console import safe_output
 from asyncsim.drawing import look
+from asyncsim.methods import METHODS
 from asyncsim.runs import known
+from asyncsim.runs.citations import SOFTWARE, bibtex, references
 from asyncsim.runs.export import tidy
 from asyncsim.study import results
 
@@ -226,13 +230,14 @@ def test_an_unfinished_study_says_so_everywhere(there, command):
 
     def drawn() -> list[bytes]:
         assert command("figures", str(folder))[0] == 0
-        return [(folder / name).read_bytes() for name in ("curves.png", "report.html")]
+        names = ("curves.png", "curves.pdf", "report.html")
+        return [(folder / name).read_bytes() for name in names]
 
     finished, config = drawn(), json.loads((folder / "config.json").read_text())
     config.pop("sha256")
     absent = ["runs/gem-seed0", *(f"runs/gem-seed{seed}" for seed in range(1, 107))]
     results.write_config(folder, config, absent, 108)
-    curves, page = drawn()
+    curves, _, page = drawn()
     assert "  unfinished: 2 of 108 runs; " in command("runs")[1] and curves != finished[0]
     for part in ('"title": "compare: quadratic', '"name": "summary.csv', '"name": "comparison.csv'):
         assert f"{part} (unfinished: 2 of 108 runs)" in page.decode()
@@ -245,6 +250,7 @@ def test_an_unfinished_study_says_so_everywhere(there, command):
         results.write_config(folder, config, incomplete, runs, **options)
         assert results.unfinished(folder) == text
     assert drawn() == finished
+    assert not any(word in b"".join(finished[:2]) for word in (b"CreationDate", b"Software"))
 
 
 # Plots
@@ -338,3 +344,61 @@ def test_no_cell_needs_a_quote(exported):
         assert lines[0].replace(",", "").replace("_", "").isalnum()
     table = tidy(pd.DataFrame({"a.b c": ["x, 5%", None], "n": [1.5, np.nan], "b": [True, False]}))
     assert table.to_csv(index=False) == "a_b_c,n,b\nx; 5 per cent ,1.5,1\n,nan,0\n"
+
+
+# Citations
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_has_the_papers_of_its_docstring(method):
+    entries = references()[method]
+    sources = " ".join(METHODS[method].__doc__.partition("References")[2].split())
+    assert entries or "no paper" in METHODS[method].__doc__
+    for key, entry in entries.items():
+        assert entry.count("{") == entry.count("}")
+        year = re.search(r"year = \{(\d{4})\}", entry)[1]
+        author = re.search(r"author = \{\{?([^{}]*?)(?:,| and|\}|$)", entry)[1]
+        assert key.startswith(re.sub(r"\W", "", author.lower()) + year) and author in sources
+        assert re.search(r"title = \{\{.{5,}\}\}", entry) and year in sources
+    numbers = set(re.findall(r"eprint = {(.*)}", "".join(entries.values())))
+    assert numbers == set(re.findall(r"arXiv (\d{4}\.\d{4,5})", sources))
+
+
+def test_the_entries_of_methods(command):
+    code, out, _ = command("cite", "gem", "lgd", "gem")
+    assert code == 0
+    assert (
+        out
+        == f"""% gem: hermans2018gradient
+% lgd: teng2019leader
+
+{SOFTWARE}
+
+@misc{{hermans2018gradient,
+  title = {{{{Gradient energy matching for distributed asynchronous gradient descent}}}},
+  author = {{Hermans, Joeri R. and Louppe, Gilles}},
+  year = {{2018}},
+  eprint = {{1805.08469}},
+  archivePrefix = {{arXiv}},
+}}
+
+@inproceedings{{teng2019leader,
+  title = {{{{Leader stochastic gradient descent for distributed training of deep learning \
+models}}}},
+  author = {{Teng, Yunfei and Gao, Wenbo and Chalus, Fran{{\\c{{c}}}}ois and Choromanska, Anna and \
+Goldfarb, Donald and Weller, Adrian}},
+  booktitle = {{Advances in Neural Information Processing Systems}},
+  year = {{2019}},
+  eprint = {{1905.10395}},
+  archivePrefix = {{arXiv}},
+}}
+"""
+    )
+
+
+def test_the_entries_of_a_folder_of_results(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"methods": ["gem(kappa=2)", "mine\n@evil"]}))
+    text = bibtex([str(tmp_path)])
+    assert "hermans2018gradient,\n" in text and "% mine?@evil: no paper is known" in text
+    assert bibtex([]) == SOFTWARE and f"version = {{{asyncsim.__version__}}}" in SOFTWARE
+    assert SOFTWARE in (ROOT / "README.md").read_text()
