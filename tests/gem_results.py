@@ -217,19 +217,20 @@ def write_windows(folder):
     """Write a folder as the study of windows does, on the thesis' cluster."""
     folder.mkdir(parents=True)
     cells = pd.DataFrame(itertools.product((10, 20), (1, 10)), columns=["workers", "window"])
-    grid = cells.merge(pd.DataFrame({"method": ["agn", "aeasgd", "downpour"]}), "cross")
-    grid = grid.assign(seeds=1, diverged=0, seconds=100.0 * grid["workers"] / grid["window"])
+    runs = cells.merge(pd.DataFrame({"method": ["agn", "aeasgd", "downpour"]}), "cross")
+    runs = runs.assign(seed=0, status="finished")
+    runs["simulated_seconds"] = 100.0 * runs["workers"] / runs["window"]
     for part, accuracy in (("train", 0.99), ("test", 0.98)):
-        grid[f"{part}_accuracy"] = accuracy - 0.001 * grid["workers"]
+        runs[f"{part}_accuracy"] = accuracy - 0.001 * runs["workers"]
     staleness = cells.merge(pd.DataFrame({"staleness": range(20)}), "cross")
     staleness = staleness.query("staleness < workers").assign(share=lambda row: 1 / row["workers"])
     efficiency = cells.assign(method="agn", against="aeasgd", efficiency=1.01)
-    tables = {"grid": grid, "efficiency": efficiency, "staleness": staleness}
-    for name, table in {**tables, "summary": grid.assign(seed=0)}.items():
+    tables = {"summary": runs, "efficiency": efficiency, "staleness": staleness}
+    for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
     config = {"study": "windows", "problem": "mnist", "problem_config": {"batch_size": 128}}
     paper, options = load("windows").SCALES["paper"], ("epochs", "compute", "service", "protocol")
-    config |= {"steps": 0} | {name: getattr(paper, name) for name in options}
+    config |= {name: getattr(paper, name) for name in options}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -143,7 +143,7 @@ def test_directions_of_averaged_updates_and_adags_factor(lenient):
     options |= {"directions_every": 2, "diagnose_every": 4, "workers": (2,), "window": (1, 8)}
     problem = problems.digits(batch_size=32, hidden=())
     results, summary = run_of("windows", methods=("agn", "adag"), problem=problem, **options)
-    grid = results.table("grid.csv").set_index(["method", "window"])
+    grid = summary.set_index(["method", "window"])
     cosines = grid.loc["agn", list(study.load("windows").COSINES)]
     assert (cosines.loc[8] > cosines.loc[1]).all()
     run = results.run(summary["run_folder"].iloc[0])
