@@ -16,7 +16,8 @@ gem kapa | study = 'kapa': unknown; did you mean 'kappa'?
 gem kappa --seeds 0 | seeds = 0: must be at least 1
 staleness --sed 3 | Unrecognized options: --sed, 3; Perhaps you meant: --seeds INT
 staleness --seeds x | --seeds: 'x' is no INT; --seeds INT
-staleness --executor ray local | Unrecognized options: local; asyncsim study staleness
+staleness --executor ray local | executor = 'ray local': too many values; asyncsim study staleness
+checkpoint --server maybe | server = 'maybe': takes no value; write --server alone
 post_training --accelerators 8 | accelerators = '8': too few values; give 2
 staleness --protocol x | protocol = 'x': unknown; choose from
 staleness --methods gme | methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness,

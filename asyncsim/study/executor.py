@@ -131,27 +131,6 @@ def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
         return JobError(message, "".join(traceback.format_exception(error)))
 
 
-@contextlib.contextmanager
-def computing_device(kind: str) -> Iterator[None]:
-    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves
-    it to JAX.
-    """
-    import jax
-
-    if kind == "default":
-        yield
-        return
-    try:
-        device = jax.devices(kind)[0]
-    except RuntimeError:
-        raise InputError(
-            f"device = {kind!r}: JAX finds none here; choose default, which is "
-            f"{jax.default_backend()}"
-        ) from None
-    with jax.default_device(device):
-        yield
-
-
 class LocalProcesses:
     """Computes jobs of one function in processes of this machine, one per core; this process
     computes all others.
