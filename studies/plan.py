@@ -4,7 +4,7 @@ Every combination of the choices is simulated, without a gradient, with the same
 time to a number of gradients or versions, or gradients within some hours; staleness, waiting,
 traffic and cost. Contradictory combinations are left out, and with a horizon of versions also
 combinations whose versions hold another number of gradients; notes list them. Prints the assumed
-cluster, a table with the fastest first, and one sentence with the answer; writes these and a figure
+cluster, a table with the fastest first, and the answer; writes these and a figure
 of staleness against time with the Pareto front. --replay 5 then trains the best few on a stand-in
 problem whose messages have the real model's size, for the time to a loss or an accuracy.
 
@@ -58,6 +58,7 @@ from asyncsim.study.config import (
     PolicyLike,
     StudyConfig,
     TopologyLike,
+    check_values,
 )
 from asyncsim.study.executor import Executor, LocalProcesses
 from asyncsim.study.finished import present
@@ -72,7 +73,6 @@ from asyncsim.study.ranking import (
     ranked,
     verdict,
 )
-from asyncsim.study.sweep import check_values
 from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.traces.trace import Trace
 

@@ -158,7 +158,7 @@ def configure(
     folder, typed = value_of("resume", options), options
     # Other options may be a stranger's.
     recordable = set(getattr(options_alone.Config, "__dataclass_fields__", ())) - ELSEWHERE
-    recorded = command_line.options_of(results.command_of(folder, name), recordable)
+    recorded = command_line.options_of(results.typed_in(folder, name) or [], recordable)
     if recorded:
         tell(printable(f"resuming with {shlex.join(recorded)}"))
     options = [*command_line.options_of(recorded, recordable - fields_of(typed)), *typed]

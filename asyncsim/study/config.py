@@ -77,6 +77,18 @@ def fields_of(options: Iterable[str]) -> frozenset[str]:
     return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
 
 
+def check_values(name: str, values: Any, remedy: str = "give one or more") -> None:
+    """Raise InputError unless the values of an option are a list, with each value once; ``remedy``:
+    if it is empty.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
+    if not values:
+        raise InputError(f"{name}: none given; {remedy}")
+    if len(set(map(str, values))) < len(values):
+        raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
+
+
 @dataclass(frozen=True)
 class JobOptions:
     """Options of every study that computes jobs: where they are computed, and where their results

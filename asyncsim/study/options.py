@@ -168,14 +168,10 @@ def refuse_unknown_names(config: Any) -> None:
 def names_of(table: str) -> list[str]:
     """Return the names of all ``methods`` or ``problems``, without importing them."""
     path = Path(__file__).parent.parent / table / "__init__.py"
-    for statement in ast.parse(path.read_text()).body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(names := statement.value, ast.Dict):
-            return [str(key.value) for key in names.keys if isinstance(key, ast.Constant)]
-        if isinstance(statement, ast.AnnAssign) and isinstance(
-            names := statement.value, ast.DictComp
-        ):
-            return [ast.unparse(name) for name in getattr(names.generators[0].iter, "elts", [])]
-    return []
+    body = ast.parse(path.read_text()).body
+    entries: Any = next(node.value for node in body if isinstance(node, ast.AnnAssign))
+    names = entries.keys if isinstance(entries, ast.Dict) else entries.generators[0].iter.elts
+    return [ast.unparse(name).strip("'") for name in names]
 
 
 def split_numbers(typed: Sequence[str]) -> list[str]:

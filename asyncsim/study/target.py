@@ -8,6 +8,7 @@ import numpy as np
 
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.study.config import check_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,14 +72,9 @@ def check_rates(tune: Sequence[float]) -> None:
     """Raise InputError unless ``tune`` is a list of learning rates to try, each above zero and
     given once.
     """
-    if not isinstance(tune, list | tuple):
-        raise InputError(f"tune = {tune!r}: must be a list; write ({tune!r},) for one")
-    if not tune:
-        raise InputError("tune: none given; give one or more learning rates, or leave it out")
+    check_values("tune", tune, "give one or more learning rates, or leave it out")
     for rate in tune:
         require_positive("tune", rate)
-    if len(set(tune)) < len(tune):
-        raise InputError(f"tune = {tune}: holds a rate twice; give each once")
 
 
 class Target(NamedTuple):
