@@ -13,8 +13,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
 from typing import Any, NamedTuple, Protocol
 
 from asyncsim.base.console import tell
@@ -76,7 +74,7 @@ class Local:
             with settings():
                 return function(*job)
 
-        pool = ThreadPoolExecutor(self._at_once, initializer=work_until, initargs=(stop,))
+        pool = futures.ThreadPoolExecutor(self._at_once, initializer=work_until, initargs=(stop,))
         try:
             yield from completions(pool, work, jobs)
         except KeyboardInterrupt:
@@ -154,8 +152,10 @@ class LocalProcesses:
         if count < 2 or any(job[0] is not self._function for job in jobs):
             yield from Local().map(function, jobs)
             return
+        from multiprocessing import get_context  # not for `asyncsim study NAME -h`
+
         # Not forked: JAX may have threads here. Ctrl-C is for this process, which ends the others.
-        pool = ProcessPoolExecutor(count, get_context("spawn"), ignore_from_now_on)
+        pool = futures.ProcessPoolExecutor(count, get_context("spawn"), ignore_from_now_on)
         try:
             yield from completions(pool, function, jobs)
         finally:

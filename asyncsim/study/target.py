@@ -116,13 +116,10 @@ class Target(NamedTuple):
             sorted(name for name in measures(problem) if _kind(name) in _USUAL),
         )
 
-    def is_met_by(self, values: Any) -> Any:
-        """Return whether values meet it: an array of booleans."""
-        return values >= self.value - _ROUND_OFF if self.from_below else values <= self.value
-
     def is_met_at(self, evaluation: Mapping[str, float]) -> bool:
         """Return whether an evaluation meets it."""
-        return bool(self.is_met_by(evaluation[self.of]))
+        value = evaluation[self.of]
+        return bool(value >= self.value - _ROUND_OFF if self.from_below else value <= self.value)
 
     def time(self, evaluations: Mapping[str, Any]) -> float:
         """Return the simulated time (s) until a run met and held it; an accuracy is compared by its
