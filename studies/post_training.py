@@ -252,7 +252,11 @@ def run(config: Config) -> Result:
         problem = called("problem", problem, POLICY_PROBLEMS)
     record = {**config.options_record(), "cluster": _about(config, clusters)}
     jobs = [
-        _queue_job(config, queue, cluster, seed, problem)
+        measurement(
+            f"{queue}, seed {seed}",
+            *(_measure, config, queue, cluster, seed, problem),
+            labels={"queue": queue, "seed": seed},
+        )
         for seed in range(config.seeds)
         for queue, cluster in clusters.items()
     ]
@@ -325,18 +329,6 @@ def _weight(correction: str) -> Any:
 @functools.lru_cache(64)  # compiled programs are cached by the identity of the weight
 def _called(function: Callable[..., Any], correction: str) -> Any:
     return function(**entry_of("corrections", correction, {}, "weight of a token").arguments)
-
-
-def _queue_job(
-    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
-) -> Job:
-    """Return the job of a queue's clock and of all runs on it."""
-    return measurement(
-        f"{queue}, seed {seed}",
-        _measure,
-        *(config, queue, cluster, seed, problem),
-        labels={"queue": queue, "seed": seed},
-    )
 
 
 def _measure(
