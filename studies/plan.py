@@ -549,31 +549,30 @@ def _replays(config: Config, candidates: Sequence[Candidate], folder: Path) -> l
     mean = batch_sgd(policy=None)
     cells: list[Any] = []
     for row in chosen(plan_table(config, candidates, summary), config.replay).to_dict("records"):
-        cluster = clusters[row["name"]]
+        cluster, policy = clusters[row["name"]], clusters[row["name"]].policy
         steps = max(1, round(config.steps / cluster.mean_window))
+        entries, is_compressed = config.methods, False
+        if cluster.topology is not None:
+            by_policy = {"handshake": "adpsgd"}
+            entries = (by_policy.get(policy.name, f"sgp(policy={str(policy)!r})"),)
+        elif row["compression"] != NONE and not row["compression"][0].isdigit():
+            entries, is_compressed = (row["compression"],), True
         for rate in config.tune or (config.learning_rate,):
             options = config.at(
                 workers=cluster.workers,
                 steps=steps,
                 learning_rate=rate,
+                methods=entries,
                 evaluate_every=config.evaluate_every or max(1, steps // _EVALUATIONS),
             )
             methods = options.make_methods({"learning_rate"}, config.changed)
-            if row["compression"] != NONE and not row["compression"][0].isdigit():
-                entry = (row["compression"],)
-                (method,) = config.at(learning_rate=rate, methods=entry).make_methods(
-                    {"learning_rate"}, config.changed
-                )
+            if is_compressed:
                 # Average a version's messages as for other combinations; the cluster has the
                 # message size.
                 methods = [
                     method._replace(apply=mean.apply, init_server=mean.init_server, timing=Timing())
+                    for method in methods
                 ]
-            if cluster.topology is not None:
-                by_policy = {"handshake": "adpsgd"}
-                name = by_policy.get(cluster.policy.name, f"sgp(policy={str(cluster.policy)!r})")
-                entries = config.at(learning_rate=rate, methods=(name,))
-                methods = entries.make_methods({"learning_rate"}, config.changed)
             values = {"name": row["name"], "learning_rate": rate}
             place = f"{len(cells):03d}-{rate:g}"
             cell = Cell(place, values, options, cluster, methods, problem, config.goal)
@@ -695,20 +694,14 @@ def _parts(config: Config, table: pd.DataFrame) -> list[str | pd.DataFrame]:
     horizon, printed = config.horizon, table.head(config.show)
     unit, unit_seconds = _unit(table["cost"].median())
     in_time = horizon.of == "seconds"
-    times = zip(
-        printed["cost"] / unit_seconds,
-        printed["cost_low"] / unit_seconds,
-        printed["cost_high"] / unit_seconds,
-        strict=True,
-    )
-    theories = zip(
-        printed["theory"] / unit_seconds, printed["theory_name"], printed["exact"], strict=True
-    )
+    rows = printed.to_dict("records")
     printed = printed.assign(
-        cost=[_band(*seconds) for seconds in times],
+        cost=[_band(row, "cost", unit_seconds) for row in rows],
         theory=[
-            f"{'' if exact else 'at least '}{number_text(seconds)}" if name else "-"
-            for seconds, name, exact in theories
+            f"{'' if row['exact'] else 'at least '}{number_text(row['theory'] / unit_seconds)}"
+            if row["theory_name"]
+            else "-"
+            for row in rows
         ],
     )
     shares = [
@@ -767,8 +760,7 @@ def answer(config: Config, table: pd.DataFrame, links: str) -> str:
         amount = f"{number_text(first['gradients'])} gradients in {horizon}"
     else:
         unit, unit_seconds = _unit(first["cost"])
-        ends = (first[name] / unit_seconds for name in ("cost", "cost_low", "cost_high"))
-        amount = f"{horizon} in {_band(*ends)} {unit}"
+        amount = f"{horizon} in {_band(first, 'cost', unit_seconds)} {unit}"
     price = f", at a price of {number_text(first['money'])}" if config.price is not None else ""
     lines = [
         f"Fastest: {first['name']}, {amount}",
@@ -781,21 +773,17 @@ def answer(config: Config, table: pd.DataFrame, links: str) -> str:
         lines.append(f"not distinguishable with {seeds}: {names}{omitted}")
     elif len(rest):
         second = rest.iloc[0]
-        times = f"{_behind(second)} times as long, paired over {seeds}"
+        times = f"{_band(second, 'behind')} times as long, paired over {seeds}"
         lines.append(f"the next, {second['name']}, takes {times}")
     freshest = table[table["front"]].iloc[-1]
     if freshest["name"] != first["name"]:
         staleness = number_text(freshest["staleness_mean"])
-        times = f"{freshest['name']} takes {_behind(freshest)} times as long"
+        times = f"{freshest['name']} takes {_band(freshest, 'behind')} times as long"
         lines.append(f"at a staleness of {staleness} {times}")
     return "\n".join(filter(None, [*lines, links]))
 
 
-def _behind(row: pd.Series) -> str:
-    return _band(row["behind"], row["behind_low"], row["behind_high"])
-
-
-def _band(value: float, low: float, high: float) -> str:
-    """Format a mean with its range, if the range is visible at this precision."""
-    texts = [number_text(number) for number in (value, low, high)]
+def _band(row: Any, name: str, unit: float = 1.0) -> str:
+    """Format a mean of a row with its range, if the range is visible at this precision."""
+    texts = [number_text(row[end] / unit) for end in (name, f"{name}_low", f"{name}_high")]
     return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
