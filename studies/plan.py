@@ -293,8 +293,10 @@ def make_candidates(config: Config) -> list[Candidate]:
         note(f"{count} of {counted(total, 'combination')} left out: {reason}")
     if not accepted:
         raise InputError(f"no combination is possible: {next(iter(refused))}")
-    values = {name: {candidate.labels[name] for candidate in accepted} for name in CHOICES}
-    differing = [name for name in CHOICES if len(values[name]) > 1] or ["policy"]
+    differing = [
+        name for name in CHOICES if len({candidate.labels[name] for candidate in accepted}) > 1
+    ]
+    differing = differing or ["policy"]
     return [
         candidate._replace(labels={"name": _name(candidate.labels, differing), **candidate.labels})
         for candidate in accepted

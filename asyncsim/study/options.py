@@ -170,7 +170,8 @@ def names_of(table: str) -> list[str]:
     path = Path(__file__).parent.parent / table / "__init__.py"
     body = ast.parse(path.read_text()).body
     entries: Any = next(node.value for node in body if isinstance(node, ast.AnnAssign))
-    names = entries.keys if isinstance(entries, ast.Dict) else entries.generators[0].iter.elts
+    is_table = isinstance(entries, ast.Dict)
+    names: Any = entries.keys if is_table else entries.generators[0].iter.elts
     return [ast.unparse(name).strip("'") for name in names]
 
 
