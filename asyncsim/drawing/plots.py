@@ -287,19 +287,6 @@ def queue_length(axes: Axes, trace: Trace) -> None:
     legend_inside(axes)
 
 
-def waits(axes: Axes, trace: Trace) -> None:
-    """Draw how long each worker waited for every other one, as a share of the time; without a
-    server.
-    """
-    share = trace.waits() / trace.frame["commit_time"].iloc[-1]
-    image = axes.imshow(share, cmap="Blues", vmin=0, interpolation="nearest")
-    axes.set_xlabel("for worker")
-    axes.set_ylabel("waits: worker")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.figure.colorbar(image, ax=axes, label="share of its time")
-
-
 def _last_shown(staleness: np.ndarray, theory: StalenessTheory | None) -> int:
     """Choose the largest staleness in view: all but a thin tail, and the theory's mean with some
     room.
