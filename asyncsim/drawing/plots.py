@@ -121,8 +121,7 @@ def compare(
         if measure.endswith("loss"):
             scale_losses(axes, *loss_axis(curves.values()))
         looks = look.looks(groups) if labels is None else look.category_looks(groups)
-        words = {name: appearance.label for name, appearance in looks.items()}
-        draw_curves(axes, curves, words, against, looks=looks)
+        draw_curves(axes, curves, looks, against)
         axes.set_ylabel(axis_of(measure))
         layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
         problems = dict.fromkeys(
