@@ -93,7 +93,7 @@ class Options(ComparisonConfig):
         ]
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         require_positive("step", self.step)
         fewest = min(self.varied["workers"])
         require_count("seeds", self.seeds, _FEWEST)  # or the estimates have no error

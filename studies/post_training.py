@@ -473,14 +473,14 @@ def _reward_parts(config: Config, rewards: pd.DataFrame) -> list[str | pd.DataFr
 
 
 def clock_verdict(queues: pd.DataFrame) -> str:
-    """Say which limit binds where, and which queue has the quickest update."""
+    """Say which queue has the quickest update; in a second line, which limit binds where."""
     limits = [
         f"{', '.join(part['queue'])}: {limit}"
         for limit, part in queues.groupby("limit", sort=False)
     ]
     quickest = queues.loc[queues["update_time"].idxmin()]
     seconds = number_text(quickest["update_time"])
-    return f"{'; '.join(limits)}. Quickest update: {quickest['queue']}, {seconds} s"
+    return f"quickest update: {quickest['queue']}, {seconds} s\n{'; '.join(limits)}"
 
 
 def reward_verdict(rewards: pd.DataFrame) -> str:

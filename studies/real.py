@@ -51,7 +51,7 @@ from asyncsim.study.config import (
     LawLike,
     MethodLike,
     PolicyLike,
-    StudyOptions,
+    StudyConfig,
     TaskOptions,
     TopologyLike,
 )
@@ -103,7 +103,7 @@ class Config(TaskOptions):
 
     first: ClassVar[str] = "questions"
     example: ClassVar[str] = "--workers 2 --steps 100"
-    help_notes: ClassVar[str] = StudyOptions.help_notes.partition("Failures:")[0]
+    help_notes: ClassVar[str] = StudyConfig.help_notes.partition("Failures:")[0]
 
     questions: tuple[Literal["train", "validate", "fairness"], ...] = ("train", "validate")
     """What to ask each recording; their names may stand without the option."""
