@@ -148,22 +148,21 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
     """Label curves at the right edge of the axes, unless one ends early or the labels would be far
     from their curves; return the numbers of the handles without a label.
     """
-    end, bounds = axes.get_xlim()[1], np.array(axes.get_ylim())
-    scale, figure = axes.yaxis.get_transform(), _figure_of(axes)
-    low, high = scale.transform(bounds)
-    gap = _LABEL_HEIGHT / (_PANEL_SHARE * figure.get_figheight())
+    end, bounds = axes.get_xlim()[1], np.sort(axes.get_ylim())
+    to_axes = axes.transScale + axes.transLimits  # to shares of the width and the height
+    gap = _LABEL_HEIGHT / (_PANEL_SHARE * _figure_of(axes).get_figheight())
     curves, heights = [], []
     for number, handle in enumerate(handles):
         if not isinstance(handle, Line2D) or handle.get_transform() != axes.transData:
             continue
         x, y = (np.asarray(values, np.float64) for values in handle.get_data())
-        x, y = x[np.isfinite(y)], np.clip(y[np.isfinite(y)], *np.sort(bounds))
+        x, y = x[np.isfinite(y)], np.clip(y[np.isfinite(y)], *bounds)
         if len(x) < 2 or np.any(np.diff(x) < 0):
             continue
-        if _fraction(axes, min(x[-1], end)) < _LATE:
+        if to_axes.transform((min(x[-1], end), y[-1]))[0] < _LATE:
             return list(range(len(handles)))
         curves.append(number)
-        heights.append((scale.transform(np.interp([end], x, y))[0] - low) / (high - low))
+        heights.append(to_axes.transform((end, np.interp(end, x, y)))[1])
     if not curves:
         return list(range(len(handles)))
     order = np.argsort(heights, kind="stable")
@@ -176,7 +175,7 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
     if (
         len(curves) > _LABELLED_ENDS
         or np.ptp(moved) > 2 * gap
-        or _LETTER * longest > _LABEL_SHARE * figure.get_figwidth()
+        or _LETTER * longest > _LABEL_SHARE * _figure_of(axes).get_figwidth()
     ):
         return list(range(len(handles)))
     for place, i in zip(places, order, strict=True):
@@ -191,12 +190,6 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
             color=ink(handles[curves[i]].get_color()),
         )
     return [number for number in range(len(handles)) if number not in curves]
-
-
-def _fraction(axes: Axes, x: float) -> float:
-    """Return the place of a value on the horizontal axis: 0 is the left end, 1 the right."""
-    left, place, right = axes.xaxis.get_transform().transform(np.insert(axes.get_xlim(), 1, x))
-    return float((place - left) / (right - left))
 
 
 def legend_inside(axes: Axes) -> None:
