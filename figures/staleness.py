@@ -106,7 +106,7 @@ def queue(finished: Finished) -> Figure:
         plots.timeline(timeline_axes, trace)
         plots.queue_length(queue_axes, trace)
         prefix = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
-        layout.title(row, f"{prefix}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
+        layout.title(row, f"{prefix}{_cluster(trace)}; seed\u00a0{trace.seed}")
     shares = timings[0].traces[0].summary()
     figure.set_label(
         f"Workers compute for {shares['computing_share']:.1%} of the time and wait at the server "

@@ -77,23 +77,13 @@ def legend_below(
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def finish(
-    figure: Figure,
-    text: str,
-    columns: int = 4,
-    handles: Sequence[Any] | None = None,
-    width: float | None = None,
-) -> None:
-    """Add the legend below all panels, of their ``handles`` if none are given, and the title.
+def finish(figure: Figure, text: str, columns: int = 4) -> None:
+    """Add the legend of all panels below them, and the title.
 
     Crosses of diverged runs have an entry, and so have published values. ``columns``: as in
-    `legend_below`; ``width``: as in `title`.
+    `legend_below`.
     """
-    named = (
-        labelled(figure)
-        if handles is None
-        else {str(handle.get_label()): handle for handle in handles}
-    )
+    named = labelled(figure)
     lines = [line for axes in figure.axes for line in axes.lines]
     if any(line.get_marker() == DIVERGED["marker"] for line in lines):
         named["diverged"] = Line2D([], [], color=BLACK, **DIVERGED)
@@ -101,7 +91,7 @@ def finish(
         style = {**PUBLISHED, "marker": "o", "linestyle": line.get_linestyle()}
         named.setdefault("published", Line2D([], [], **style))
     legend_below(figure, list(named.values()), list(named), columns)
-    title(figure, text, width)
+    title(figure, text)
 
 
 def alone(figure: Figure, text: str) -> list[str]:
@@ -283,14 +273,13 @@ def ticks_at(axis: Any, values: Iterable[Any]) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def title(figure: Any, text: str, width: float | None = None) -> None:
-    """Set the wrapped title of a figure, or of a part of it that is ``width`` inches wide.
+def title(figure: Any, text: str) -> None:
+    """Set the wrapped title of a figure, or of a part of it that is as wide.
 
     For many lines the figure grows. Its parts are rows of equal height.
     """
     root = figure.get_figure(root=True)
-    inches = min(root.get_figwidth(), width or np.inf)
-    wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
+    wrapped_text = wrapped(text, _TITLE_WIDTH * root.get_figwidth() / SINGLE)
     parts = [figure] if figure is root else root.subfigs
     _make_room(root, wrapped_text, [part.get_suptitle() for part in parts], len(parts))
     figure.suptitle(wrapped_text, **TITLE)
