@@ -133,12 +133,9 @@ def compare(
     return figure
 
 
-def overview(trace: Trace, width: float | None = None) -> Figure:
-    """Draw the staleness histogram and the first visits of a trace side by side: `Trace.plot`.
-
-    ``width``: as in `compare`.
-    """
-    with look.style(), appearance(width):
+def overview(trace: Trace) -> Figure:
+    """Draw the staleness histogram and the first visits of a trace side by side: `Trace.plot`."""
+    with look.style():
         figure, (histogram_axes, timeline_axes) = look.new_figure(look.DOUBLE, 2.8, 2)
         staleness_histogram(histogram_axes, trace)
         timeline(timeline_axes, trace, 12)
