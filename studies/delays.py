@@ -50,10 +50,9 @@ from asyncsim.methods import METHODS, Method, async_local_sgd, server_optimizer
 from asyncsim.problems import Problem
 from asyncsim.problems.partition import partition
 from asyncsim.simulation.simulate import simulate
-from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig
+from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig, check_values
 from asyncsim.study.delays import Case, Question, Variant
 from asyncsim.study.jobs import Result
-from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates
 from asyncsim.theory.momentum import MOMENTA
 from asyncsim.traces.prescription import pipeline, prescribed

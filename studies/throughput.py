@@ -34,9 +34,9 @@ from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import meet
 from asyncsim.study.columns import titled
+from asyncsim.study.config import check_values
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import folder_of
-from asyncsim.study.sweep import check_values
 
 TASKS = ("trace", "quadratic", "digits", "cnn")
 #: Methods that the usual loop implements.

@@ -177,7 +177,7 @@ def test_two_sites_by_hand(capsys):
     )
     assert (
         printed.count(links) == 2
-        and f"; {links}.\n" in printed
+        and f"\n{links}\n" in printed
         and "Fastest: barrier, two_level," in printed
     )
     assert (
@@ -291,7 +291,8 @@ def test_gossip_is_planned_beside_a_server(capsys):
     methods = read(folder, "plan").table(plan.REPLAYS).set_index("name")["method"]
     assert methods["ring(), asynchronous"] == "sgp" and methods["ring(), handshake"] == "adpsgd"
     cheapest = table["money_to_target"].idxmin()
-    assert f"; the cheapest is {cheapest}, at a price of " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"verdict: cheapest replayed combination: {cheapest}, at a price of " in printed
 
 
 def test_the_best_are_replayed(capsys):
