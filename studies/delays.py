@@ -297,7 +297,7 @@ def _variants_of_best_momentum(config: Config, case: Case) -> list[Variant]:
     return [Variant({}, heavy_ball, values)]
 
 
-def heavy_ball(learning_rate: Any = 0.05, server_momentum: Any = 0.0) -> Method:
+def heavy_ball(learning_rate: Any, server_momentum: Any) -> Method:
     """Return asynchronous SGD with momentum on the server, which may be negative."""
     method = async_local_sgd(learning_rate, server_optimizer=optax.sgd(1.0, server_momentum))
     values = {"learning_rate": learning_rate, "server_momentum": server_momentum}

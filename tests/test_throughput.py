@@ -56,7 +56,7 @@ def test_gradients_alone_are_the_problems_gradients(batch):
     problem = problems.digits(batch_size=8, hidden=(4,))
     losses, squares = throughput.gradients_alone(problem, 5, batch)(1)
     params, place = problem.init(jax.random.key(0)), 7  # the second gradient of worker 2
-    rows = throughput.task_of(problem, 5, 0).rows([2], [1])[0]
+    rows = throughput.task_of(problem, 5).rows([2], [1])[0]
     minibatch = jax.tree.map(lambda array: jnp.asarray(array)[rows], problem.train)
     loss, gradient = jax.value_and_grad(problem.loss)(params, minibatch, jax.random.key(0))
     assert len(losses) == throughput._GRADIENTS
