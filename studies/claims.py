@@ -33,7 +33,7 @@ from asyncsim.claims import LISTS, ClaimList, claims_of
 from asyncsim.claims.claim import Claim, measured, verdict
 from asyncsim.study import configure, results
 from asyncsim.study.config import JobOptions, StudyConfig, check_values
-from asyncsim.study.executor import Local
+from asyncsim.study.executor import InOrder
 from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.jobs import Job, Result, Tables, measurement, run_jobs
 from asyncsim.study.loading import without_group
@@ -93,7 +93,7 @@ def run(config: Config) -> Result:
         present(folder, {TABLE: table}, report(table), verdict=_counts(table))
 
     record = config.options_record()
-    return run_jobs("claims", config, record, jobs, contextlib.nullcontext(Local()), conclude)
+    return run_jobs("claims", config, record, jobs, InOrder(), conclude)
 
 
 def _require_data(commands: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ import itertools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +60,7 @@ from asyncsim.study.config import (
     TopologyLike,
     check_values,
 )
-from asyncsim.study.executor import Executor, LocalProcesses
+from asyncsim.study.executor import InOrder, processes
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, executor_of, measurement, read_summary, run_jobs
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
@@ -245,18 +245,12 @@ def run(config: Config) -> Result:
         jobs.append(measurement(name, measure_all, *arguments))
     follow = None if not config.replay else functools.partial(_replays, config, candidates)
     conclude = functools.partial(_conclude, config, candidates)
-    return run_jobs(
-        "plan", config, config.options_record(), jobs, _executor(config), conclude, follow
-    )
-
-
-@contextlib.contextmanager
-def _executor(config: Config) -> Iterator[Executor]:
+    executor: contextlib.AbstractContextManager[futures.Executor] = processes(len(jobs))
+    following: futures.Executor | None = InOrder()
     if config.executor == "ray":
-        with executor_of(config, ()) as executor:
-            yield executor
-    else:
-        yield LocalProcesses(measure_all)
+        executor, following = executor_of(config, ()), None
+    record = config.options_record()
+    return run_jobs("plan", config, record, jobs, executor, conclude, follow, following)
 
 
 @each_note_once()

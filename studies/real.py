@@ -56,7 +56,7 @@ from asyncsim.study.config import (
     TopologyLike,
     check_values,
 )
-from asyncsim.study.executor import Local
+from asyncsim.study.executor import InOrder
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
 from asyncsim.traces.archive import write_trace
@@ -213,10 +213,10 @@ def run(config: Config) -> Result:
 
 
 @contextlib.contextmanager
-def _one_by_one(address: str | None, processes: int) -> Iterator[Local]:
+def _one_by_one(address: str | None, processes: int) -> Iterator[InOrder]:
     """Yield an executor that records one after the other, in one Ray cluster."""
     with ray_cluster(address, processes):
-        yield Local()
+        yield InOrder()
 
 
 def _labels(task: Task) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 silence; a folder is one study's, and its files are whole or not there.
 """
 
-import contextlib
 import errno
 import functools
 import json
@@ -29,7 +28,7 @@ from asyncsim.base.files import (
 from asyncsim.drawing import look
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig
-from asyncsim.study.executor import Local
+from asyncsim.study.executor import InOrder
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import measurement, run_jobs
 from asyncsim.study.sweep import run_cells, sweep
@@ -132,7 +131,7 @@ def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step
 
 
 def local():
-    return contextlib.nullcontext(Local())
+    return InOrder()
 
 
 def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_more(capsys):

@@ -7,13 +7,12 @@ process; with the same number of threads they are the same byte for byte. ``docs
 about many machines.
 """
 
-import contextlib
 import os
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from asyncsim.base.console import tell
 from asyncsim.base.errors import InputError
@@ -35,128 +34,124 @@ class Completion(NamedTuple):
     value: Any  #: the function's result, or a `JobError`
 
 
-class Executor(Protocol):
-    """Computes independent jobs."""
-
-    def map(
-        self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
-    ) -> Iterator[Completion]:
-        """Call a function with the arguments of each job and yield the results in the order of
-        completion.
-
-        An InputError of the function is passed on, as a job's input is the study's; any other error
-        is a `JobError`.
-        """
-        ...
-
-
-class Local:
-    """Computes jobs in this process.
-
-    ``at_once``: the most jobs at a time, each in a separate thread. With 1 they run in order,
-    without threads.
-    """
-
-    def __init__(self, at_once: int = 1):
-        self._at_once = at_once
-
-    def map(
-        self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
-    ) -> Iterator[Completion]:
-        """See `Executor.map`. Replays whose results are no longer needed are stopped."""
-        if self._at_once == 1:
-            for place, job in enumerate(jobs):
-                yield Completion(place, attempt(function, job))
-            return
-        stop, settings = threading.Event(), _jax_settings()
-
-        def work(*job: Any) -> Any:
-            with settings():
-                return function(*job)
-
-        pool = futures.ThreadPoolExecutor(self._at_once, initializer=work_until, initargs=(stop,))
-        try:
-            yield from completions(pool, work, jobs)
-        except KeyboardInterrupt:
-            tell("interrupted: the runs in progress are stopped")
-            raise
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-
-
 def completions(
-    pool: futures.Executor, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
+    executor: futures.Executor, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
 ) -> Iterator[Completion]:
-    """Let a pool call a function with the arguments of each job; yield as `Executor.map` does."""
-    places = {pool.submit(attempt, function, job): place for place, job in enumerate(jobs)}
-    for ended in futures.as_completed(places):
-        yield Completion(places.pop(ended), ended.result())
+    """Let an executor call a function with the arguments of each job; yield the results in the
+    order of completion.
+
+    An InputError of the function is passed on, as a job's input is the study's; any other error is
+    a `JobError`. What ends the iteration early ends the executor, too.
+    """
+    places = {}
+    try:
+        for place, job in enumerate(jobs):
+            future = executor.submit(attempt, function, *job)
+            if future.done():
+                yield Completion(place, _result(future))
+            else:
+                places[future] = place
+        for future in futures.as_completed(places):
+            yield Completion(places.pop(future), _result(future))
+    except BaseException as error:
+        if places and isinstance(error, KeyboardInterrupt):
+            tell("interrupted: the runs in progress are stopped")
+        executor.shutdown(cancel_futures=True)
+        raise
 
 
-def _jax_settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return a context that gives another thread the JAX settings of this one."""
-    import jax
-
-    config: Any = jax.config
-    precision, promotion = config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
-    device = config.jax_default_device
-
-    @contextlib.contextmanager
-    def settings() -> Iterator[None]:
-        with (
-            jax.default_matmul_precision(precision),
-            jax.numpy_dtype_promotion(promotion),
-            jax.default_device(device),
-        ):
-            yield
-
-    return settings
-
-
-def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
-    """Call a function and return its result, or a `JobError`; pass on an InputError.
+def attempt(function: Callable[..., Any], *job: Any) -> Any:
+    """Call a function and return its result, or a `JobError`, or an InputError.
 
     Replays have one core each, so that results do not depend on the number of concurrent jobs.
     """
     try:
         with one_core_each():
             return function(*job)
-    except InputError:
-        raise
+    except InputError as error:
+        return error
     except Exception as error:
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        return JobError(message, "".join(traceback.format_exception(error)))
+        return JobError(_line(error), "".join(traceback.format_exception(error)))
 
 
-class LocalProcesses:
-    """Computes jobs of one function in processes of this machine, one per core; this process
-    computes all others.
+def _result(future: futures.Future[Any]) -> Any:
+    """Return what `attempt` returned; a `JobError` if its process was lost."""
+    try:
+        result = future.result()
+    except Exception as error:
+        return JobError(_line(error)[:300], "")
+    if isinstance(result, InputError):
+        raise result
+    return result
 
-    For work that keeps Python itself busy, as simulations do; the function and its arguments must
-    be picklable. One job, or one core, needs no other process.
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+class InOrder(futures.Executor):
+    """Computes each job when it is submitted, in this thread."""
+
+    def submit(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> futures.Future[Any]:
+        """Call the function; return its result as a future."""
+        future: futures.Future[Any] = futures.Future()
+        future.set_result(function(*args, **kwargs))
+        return future
+
+
+class Threads(futures.ThreadPoolExecutor):
+    """Computes jobs in threads of this process, with its JAX settings.
+
+    The end of the executor stops the replays in progress: their results are no longer needed.
     """
 
-    def __init__(self, function: Callable[..., Any], processes: int | None = None):
-        self._function = function
-        self._processes = processes or len(
-            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else "1"
-        )
+    def __init__(self, at_once: int):
+        self._stop, enter_settings = threading.Event(), _jax_settings()
 
-    def map(
-        self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
-    ) -> Iterator[Completion]:
-        """See `Executor.map`."""
-        jobs = list(jobs)
-        count = min(len(jobs), self._processes)
-        if count < 2 or any(job[0] is not self._function for job in jobs):
-            yield from Local().map(function, jobs)
-            return
-        from multiprocessing import get_context  # not for `asyncsim study NAME -h`
+        def begin() -> None:
+            work_until(self._stop)
+            enter_settings()
 
-        # Not forked: JAX may have threads here. Ctrl-C is for this process, which ends the others.
-        pool = futures.ProcessPoolExecutor(count, get_context("spawn"), ignore_from_now_on)
-        try:
-            yield from completions(pool, function, jobs)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        super().__init__(at_once, initializer=begin)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Stop the replays, and the threads."""
+        self._stop.set()
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+def processes(count: int) -> futures.Executor:
+    """Return an executor of this machine's processes, one per core and at most ``count``; with
+    one, this process.
+
+    For work that keeps Python itself busy, as simulations do; the functions and their arguments
+    must be picklable.
+    """
+    cores = len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else "1")
+    if min(count, cores) < 2:
+        return InOrder()
+    from multiprocessing import get_context  # not for `asyncsim study NAME -h`
+
+    # Not forked: JAX may have threads here. Ctrl-C is for this process, which ends the others.
+    spawn = get_context("spawn")
+    return futures.ProcessPoolExecutor(min(count, cores), spawn, ignore_from_now_on)
+
+
+def _jax_settings() -> Callable[[], None]:
+    """Return a function that gives the JAX settings of this thread to another one, to its end."""
+    import jax
+
+    config: Any = jax.config
+    settings = (
+        (jax.default_matmul_precision, config.jax_default_matmul_precision),
+        (jax.numpy_dtype_promotion, config.jax_numpy_dtype_promotion),
+        (jax.default_device, config.jax_default_device),
+    )
+
+    def enter() -> None:
+        for context, value in settings:
+            context(value).__enter__()
+
+    return enter

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +29,7 @@ from asyncsim.base.files import (
 )
 from asyncsim.study import results
 from asyncsim.study.config import JobOptions
-from asyncsim.study.executor import Executor, JobError, Local
+from asyncsim.study.executor import InOrder, JobError, Threads, completions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,13 +98,13 @@ def measurement(
 class Runner:
     """Runs jobs into a folder, and writes their tables after each job."""
 
-    def __init__(self, folder: Path, executor: Executor):
-        self._folder, self._executor = folder, executor
+    def __init__(self, folder: Path):
+        self._folder = folder
         self.jobs: list[Job] = []
         self._ended: dict[int, Tables] = {}
         self.failed: dict[int, Tables] = {}  #: the rows of their errors, by the places of the jobs
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[Job], executor: futures.Executor) -> None:
         """Compute the jobs whose results are not in the folder yet."""
         places = range(len(self.jobs), len(self.jobs) + len(jobs))
         self.jobs += jobs
@@ -123,7 +124,7 @@ class Runner:
         errors = set()
         started = time.time()
         with Progress(len(calls), "runs", "run") as bar:
-            for count, completion in enumerate(self._executor.map(_timed, calls), start=1):
+            for count, completion in enumerate(completions(executor, _timed, calls), start=1):
                 bar.advance(count)
                 bar.say(expected_end(started, count, len(calls)))
                 place = missing[completion.place]
@@ -212,9 +213,10 @@ def run_jobs(
     config: JobOptions,
     record: Mapping[str, Any],
     jobs: Sequence[Job],
-    executor: contextlib.AbstractContextManager[Executor],
+    executor: contextlib.AbstractContextManager[futures.Executor],
     conclude: "Callable[[Path, pd.DataFrame], None]",
     follow: "Callable[[Path], Sequence[Job]] | None" = None,
+    following: contextlib.AbstractContextManager[futures.Executor] | None = None,
 ) -> Result:
     """Run the jobs of a study into a new folder, or the missing jobs of an old folder, and
     conclude.
@@ -224,7 +226,8 @@ def run_jobs(
     ``study``: its name. ``record``: the content of ``config.json``, everything that the results
     depend on. ``executor``: a context that yields the executor, as `executor_of` does.
     ``conclude(folder, summary)`` draws the figures and prints the tables of the finished runs; a
-    list of the folder's files follows. ``follow(folder)`` returns further jobs.
+    list of the folder's files follows. ``follow(folder)`` returns further jobs, for the executor ``following`` or
+    the same one.
 
     After a KeyboardInterrupt or InputError, which is passed on, the folder has tables and figures
     of the finished runs, and ``config.json`` names the missing runs.
@@ -241,15 +244,16 @@ def run_jobs(
 
     started = time.perf_counter()
     with place as folder, executor as computing:
-        runner = Runner(folder, computing)
+        runner = Runner(folder)
         # Whatever ends the process, the folder does not look complete.
         results.write_config(folder, record, [job.place for job in jobs], len(jobs))
         results.write_origin(folder)
         results.remember(folder)
         try:
-            runner.run(jobs)
+            runner.run(jobs, computing)
             if follow is not None:
-                runner.run(follow(folder))
+                with following or contextlib.nullcontext(computing) as further:
+                    runner.run(follow(folder), further)
         except (KeyboardInterrupt, InputError):
             if not folder.is_dir():  # removed meanwhile
                 raise
@@ -319,7 +323,9 @@ def _ended(folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def executor_of(config: JobOptions, replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
+def executor_of(
+    config: JobOptions, replays: "Iterable[tuple[Problem, int]]"
+) -> Iterator[futures.Executor]:
     """Yield the executor that a config chooses.
 
     ``replays``: the problems of the jobs with their numbers of workers; the largest limits the
@@ -328,7 +334,9 @@ def executor_of(config: JobOptions, replays: "Iterable[tuple[Problem, int]]") ->
     if config.executor == "local":
         from asyncsim.replays.tuning import replays_at_once
 
-        yield Local(min(itertools.starmap(replays_at_once, replays), default=1))
+        at_once = min(itertools.starmap(replays_at_once, replays), default=1)
+        with InOrder() if at_once == 1 else Threads(at_once) as executor:
+            yield executor
         return
     from asyncsim.study.ray_executor import RayExecutor, joined
 

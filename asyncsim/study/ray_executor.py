@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import ray
 import ray.cloudpickle as cloudpickle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 import asyncsim
 from asyncsim.base.errors import InputError
@@ -30,7 +30,7 @@ from asyncsim.methods import Method
 from asyncsim.problems import PolicyProblem, Problem
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.tuning import cores
-from asyncsim.study.executor import Completion, JobError, attempt
+from asyncsim.study.executor import attempt
 
 #: Environment variable of Ray: ``token`` or ``disabled``.
 _AUTH_MODE = "RAY_AUTH_MODE"
@@ -122,7 +122,7 @@ def _set_auth_mode(mode: str | None) -> None:
     ray._raylet.Config.initialize("")  # type: ignore[attr-defined]  # a compiled module
 
 
-class RayExecutor:
+class RayExecutor(futures.Executor):
     """Computes jobs as tasks of the Ray cluster that this process has joined.
 
     ``cpus``: cores that each job reserves. ``accelerators``: accelerators that each job reserves:
@@ -142,42 +142,29 @@ class RayExecutor:
             runtime_env={"env_vars": _settings(bool(accelerators))},
         )
         self._sent: dict[int, tuple[Any, ray.ObjectRef]] = {}
+        self._started: dict[futures.Future[Any], ray.ObjectRef] = {}
 
-    def map(
-        self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]
-    ) -> Iterator[Completion]:
-        """See the same of `asyncsim.study.executor.Executor`."""
-        self._require_room()
-        send_by_value()
-        pending = {}
-        for place, job in enumerate(jobs):
-            ref = self._task.remote(*self._pack(function, job))
-            pending[ref.future()] = place, ref
-        try:
-            for ended in futures.as_completed(pending):
-                place, _ = pending.pop(ended)
-                try:
-                    yield Completion(place, ended.result())
-                except RayTaskError as error:
-                    if isinstance(error.cause, InputError):
-                        raise error.cause from None
-                    yield Completion(place, JobError(_line(error.cause or error), str(error)))
-                except RayError as error:  # lost more often than Ray repeats a task
-                    yield Completion(place, JobError(_line(error), ""))
-        finally:
-            for _, ref in pending.values():
+    def submit(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> futures.Future[Any]:
+        """Start a task that calls the function; see `asyncsim.study.executor.completions`."""
+        if not self._started:
+            self._require_room()
+            send_by_value()
+        refs = [self._send(value) if isinstance(value, _SENT) else None for value in args]
+        rest = [value if ref is None else None for value, ref in zip(args, refs, strict=True)]
+        call = cloudpickle.dumps((functools.partial(function, **kwargs), rest))
+        ref = self._task.remote(call, refs, _versions())
+        future: futures.Future[Any] = ref.future()
+        self._started[future] = ref
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Cancel the tasks that have not ended."""
+        for future, ref in self._started.items():
+            if not future.done():
                 with contextlib.suppress(RayError):
                     ray.cancel(ref, force=True)
-
-    def _pack(
-        self, function: Callable[..., Any], job: tuple[Any, ...]
-    ) -> tuple[bytes, list[Any], dict[str, str]]:
-        """Return the arguments of a task: the call, the references to the objects that are sent
-        apart (None for all others), and the versions.
-        """
-        refs = [self._send(value) if isinstance(value, _SENT) else None for value in job]
-        rest = [value if ref is None else None for value, ref in zip(job, refs, strict=True)]
-        return cloudpickle.dumps((function, rest)), refs, _versions()
 
     def _send(self, value: Any) -> Any:
         """Put an object where all nodes can get it, once."""
@@ -209,6 +196,10 @@ def _received(ref: ray.ObjectRef) -> Any:
 
 def _work(call: bytes, refs: list[ray.ObjectRef | None], versions: dict[str, str]) -> Any:
     """Unpickle a call and run it: the body of a task."""
+    return attempt(_call, call, refs, versions)
+
+
+def _call(call: bytes, refs: list[ray.ObjectRef | None], versions: dict[str, str]) -> Any:
     installed = _versions()
     if installed != versions:
         differences = ", ".join(
@@ -219,13 +210,9 @@ def _work(call: bytes, refs: list[ray.ObjectRef | None], versions: dict[str, str
         raise InputError(
             f"the node {socket.gethostname()} has {differences}; install the same on all"
         )
-
-    def run() -> Any:
-        function, rest = cloudpickle.loads(call)
-        job = zip(rest, refs, strict=True)
-        return function(*(value if ref is None else _received(ref) for value, ref in job))
-
-    return attempt(run, ())
+    function, rest = cloudpickle.loads(call)
+    arguments = zip(rest, refs, strict=True)
+    return function(*(value if ref is None else _received(ref) for value, ref in arguments))
 
 
 def _settings(accelerated: bool) -> dict[str, str]:
@@ -268,7 +255,3 @@ def _require_answer(address: str) -> None:
             f"address = {address!r}: no Ray cluster there ({error}); give auto, or HOST:PORT of "
             "its head"
         ) from error
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
