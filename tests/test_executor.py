@@ -1,4 +1,4 @@
-"""Executors: failed runs are rows, interrupted studies are resumed, and Ray gives the same bytes."""
+"""Executors: failed runs are rows, interrupted studies resume, and Ray gives the same bytes."""
 
 import contextlib
 import json
