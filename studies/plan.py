@@ -20,6 +20,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

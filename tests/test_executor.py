@@ -26,9 +26,9 @@ from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.replays import tuning
 from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
-from asyncsim.study import cell
-from asyncsim.study.executor import Completion, Local
-from asyncsim.study.jobs import Runner, measurement
+from asyncsim.study import cell, jobs
+from asyncsim.study.executor import Completion, InOrder, Threads, completions
+from asyncsim.study.jobs import measurement
 
 ROOT = study.shipped("studies").parent
 #: Four runs in a moment.
@@ -123,7 +123,7 @@ def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
         running.remove(number)
         return 2 * number
 
-    done = list(Local(2).map(job, [(number,) for number in range(6)]))
+    done = list(completions(Threads(2), job, [(number,) for number in range(6)]))
     assert sorted(done) == [Completion(number, 2 * number) for number in range(6)]
     assert max(most) == 2
 
@@ -144,7 +144,7 @@ def test_running_jobs_end_with_their_reader(interrupted):
             time.sleep(0.01)
 
     before = threading.active_count()
-    results = Local(2).map(job, [(0,), (1,)])
+    results = completions(Threads(2), job, [(0,), (1,)])
     with pytest.raises(KeyboardInterrupt) if interrupted else contextlib.closing(results):
         assert next(results) == Completion(0, 0)
     assert threading.active_count() == before
@@ -155,7 +155,7 @@ def test_jobs_have_the_settings_of_jax_that_hold_around_them():
         return jax.config.jax_default_matmul_precision, jax.config.jax_numpy_dtype_promotion
 
     with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
-        assert [done.value for done in Local(2).map(job, [(0,), (1,)])] == [
+        assert [done.value for done in completions(Threads(2), job, [(0,), (1,)])] == [
             ("highest", "standard")
         ] * 2
 
@@ -169,7 +169,7 @@ def test_what_several_threads_ask_for_is_made_once():
         made.append(name)
         return name
 
-    assert [done.value for done in Local(4).map(make, [("a",)] * 4)] == ["a"] * 4
+    assert [done.value for done in completions(Threads(4), make, [("a",)] * 4)] == ["a"] * 4
     assert made == ["a"]
 
 
@@ -299,19 +299,24 @@ def test_only_the_same_configuration_is_resumed(toy):
     toy("--resume=mine", code=2, message=message)
 
 
-def test_tables_have_the_rows_of_jobs_in_their_order_beside_the_errors_and_are_kept(capsys):
-    class LastFirst(Local):
-        def map(self, function, jobs):
-            return reversed(list(super().map(function, jobs)))
+def test_tables_have_the_rows_of_jobs_in_their_order_beside_the_errors_and_are_kept(
+    capsys, monkeypatch
+):
+    def last_first(*arguments):
+        return reversed(list(completions(*arguments)))
+
+    monkeypatch.setattr(jobs, "completions", last_first)
 
     def measured(x):
         return {"a.csv": [{"x": x, "inverse": 1 / (x // 2)}], "b.csv": [{"x": x}] * (x - 1)}
 
     def run(function):
         options = {"folder": "parts/of", "errors": "b.csv", "say": lambda tables: "said"}
-        jobs = [measurement(f"job {x}", function, x, labels={"x": x}, **options) for x in range(4)]
-        runner = Runner(Path(), LastFirst())
-        runner.run(jobs)
+        to_run = [
+            measurement(f"job {x}", function, x, labels={"x": x}, **options) for x in range(4)
+        ]
+        runner = jobs.Runner(Path())
+        runner.run(to_run, InOrder())
         return runner, runner.tables()["b.csv"], capsys.readouterr().err.splitlines()
 
     runner, rows, err = run(measured)
@@ -337,8 +342,8 @@ def test_a_damaged_part_is_computed_again_aloud(capsys, damaged):
     Path("parts").mkdir()
     Path("parts/a.json").write_text(damaged)
     for _ in range(2):
-        runner = Runner(Path(), Local())
-        runner.run([job])
+        runner = jobs.Runner(Path())
+        runner.run([job], InOrder())
         assert runner.tables()["a.csv"]["x"].tolist() == [1]
     assert capsys.readouterr().err.count("a.json: damaged") == 1
 
@@ -380,8 +385,8 @@ def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path):
             os._exit(1)  # as the system does with a process that takes too much memory
         return number, os.getpid()
 
-    jobs = [(number,) for number in range(4)]
-    values = {end.place: end.value for end in RayExecutor(1, 0.0).map(job, jobs)}
+    calls = [(number,) for number in range(4)]
+    values = {end.place: end.value for end in completions(RayExecutor(1, 0.0), job, calls)}
     failure = values.pop(1)
     assert failure.error == "ValueError: one" and "in job" in failure.traceback
     assert {place: number for place, (number, _) in values.items()} == {0: 0, 2: 2, 3: 3}

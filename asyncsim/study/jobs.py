@@ -226,8 +226,8 @@ def run_jobs(
     ``study``: its name. ``record``: the content of ``config.json``, everything that the results
     depend on. ``executor``: a context that yields the executor, as `executor_of` does.
     ``conclude(folder, summary)`` draws the figures and prints the tables of the finished runs; a
-    list of the folder's files follows. ``follow(folder)`` returns further jobs, for the executor ``following`` or
-    the same one.
+    list of the folder's files follows. ``follow(folder)`` returns further jobs, for the executor
+    ``following`` or else the same one.
 
     After a KeyboardInterrupt or InputError, which is passed on, the folder has tables and figures
     of the finished runs, and ``config.json`` names the missing runs.
