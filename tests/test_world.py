@@ -32,6 +32,7 @@ KINDS = {
     "server": clusters(sizes=(1, 7), governed=True, locked=False, between=True),
     "failures": clusters(sizes=(4, 7), governed=True, failing=True, between=True),
     "gossip": gossips(),
+    "failing gossip": gossips(sizes=(4, 6), failing=True),
 }
 
 
@@ -42,7 +43,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_that_holds_of_traces(kind, path):
-    @settings(max_examples=25 if kind == "failures" else 50)
+    @settings(max_examples=25 if "fail" in kind else 50)
     @given(cluster=KINDS[kind], commits=st.integers(1, 60), seed=SEEDS)
     def holds(cluster, commits, seed):
         trace = simulate(cluster, commits, seed)

@@ -20,8 +20,10 @@ from asyncsim.base.files import field_values
 from asyncsim.clusters import policy
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
 from asyncsim.clusters.network import per_worker
-from asyncsim.traces.columns import ACCEPTED, COLUMNS, Source
+from asyncsim.clusters.topologies import is_symmetric
+from asyncsim.traces.columns import ACCEPTED, Source
 from asyncsim.traces.phases import IN_WORDS
+from asyncsim.traces.trace_summary import push_weights
 
 LAWS = [
     Constant(1.0),
@@ -176,7 +178,7 @@ def weather(draw, without_outages=False):
 
 
 @st.composite
-def gossips(draw, policies=(*MESSAGES, "handshake()"), sizes=(1, 6)):
+def gossips(draw, policies=(*MESSAGES, "handshake()"), sizes=(1, 6), failing=False):
     """A cluster without a server, on a random, strongly connected graph."""
     workers = draw(st.integers(*sizes))
     messages = draw(st.sampled_from(policies))
@@ -187,8 +189,14 @@ def gossips(draw, policies=(*MESSAGES, "handshake()"), sizes=(1, 6)):
         edges = edges | edges.T
     latency = draw(st.sampled_from(["0", "0.7", "exponential(1.5)", "uniform(0, 2)"]))
     law = draw(st.sampled_from(["1", "gamma(1, 0.3)", "exponential(1)", "empirical([0, 1, 2])"]))
-    window, graph = draw(st.integers(1, 2)), topologies.adjacency(edges)
-    return Cluster(workers, law, latency=latency, window=window, policy=messages, topology=graph)
+    return Cluster(
+        *(workers, law),
+        latency=latency,
+        window=draw(st.integers(1, 2)),
+        policy=messages,
+        topology=topologies.adjacency(edges),
+        failures=draw(weather(without_outages=True)) if failing else (),
+    )
 
 
 # What holds of every trace
@@ -226,7 +234,8 @@ def times_are_in_order(trace: Trace) -> None:
     for _, own in frame.assign(again=again).groupby("worker"):
         assert own["job"].tolist() == list(np.r_[0, np.cumsum(~own["again"])[:-1]])
         assert (own["start_time"].to_numpy()[1:] >= own["commit_time"].to_numpy()[:-1]).all()
-        assert (np.diff(own["read_version"]) >= 0).all()
+        copies = trace.has_failures and trace.protocol == "gossip"  # an older replica, when back
+        assert copies or (np.diff(own["read_version"]) >= 0).all()
         assert not trace.has_failures or (np.diff(own["incarnation"]) >= 0).all()
     if trace.protocol != "gossip" and cluster.discipline != "lock_free":
         visits = trace.visits.dropna().sort_values(["serve", "end"])
@@ -241,11 +250,12 @@ def versions_are_counted(trace: Trace) -> None:
     assert (met >= earlier).all() and (between or (met == earlier).all())
     np.testing.assert_array_equal(frame["staleness"], met - frame["read_version"])
     assert (frame["staleness"] >= 0).all()
-    if trace.protocol == "gossip" or (trace.protocol == "exchange" and not may_wait(trace)):
+    gossip, waits = trace.protocol == "gossip", may_wait(trace)
+    if (gossip and not trace.has_failures) or (trace.protocol == "exchange" and not waits):
         assert (
             frame["read_version"] == frame.groupby("worker")["version"].shift(fill_value=0)
         ).all()
-    if trace.protocol == "gossip":
+    if gossip:
         return
     ends, versions = frame["commit_time"].to_numpy(), np.r_[0, frame["version"]]
     reads = pd.concat([frame, trace.open_reads])[["read_time", "read_version", "job"]]
@@ -270,6 +280,8 @@ def staleness_is_conserved(trace: Trace) -> None:
     cluster, gate, n = trace.cluster, trace.policy, trace.workers
     # How many reads are open changes where workers wait for clocks, read apart, or are away.
     apart = trace.protocol == "write_then_read" or not cluster.exclusive
+    if trace.has_failures and trace.protocol == "gossip":
+        return away_and_back(trace)
     if trace.has_failures or (trace.protocol != "gossip" and (gate.bound is not None or apart)):
         return
     others = n if trace.protocol == "read_then_write" else n - 1
@@ -284,6 +296,21 @@ def staleness_is_conserved(trace: Trace) -> None:
     versions = int(trace.frame["version"].iloc[-1])
     ages = versions - trace.open_reads["read_version"]
     assert trace.frame["staleness"].sum() + ages.sum() == versions * others
+
+
+def away_and_back(trace: Trace) -> None:
+    """Whoever is away ages no read, and whoever is back reads an older version."""
+    frame, versions = trace.frame, len(trace.accepted)
+    applied, times = (frame["outcome"] == "applied").to_numpy(), frame["commit_time"].to_numpy()
+    names = ["worker", "read_arrive_time", "read_version"]
+    reads = pd.concat([frame, trace.open_reads])[names].drop_duplicates(names[:2])
+    aged = 0
+    for spell in trace.spells.itertuples():
+        aged -= ((times >= spell.begin) & ~(times >= spell.end) & applied).sum()
+        back = reads[(reads["worker"] == spell.worker) & (reads["read_arrive_time"] == spell.end)]
+        aged += len(back) and (applied & (times < spell.end)).sum() - back["read_version"].iloc[0]
+    ages = (versions - trace.open_reads["read_version"]).sum()
+    assert frame["staleness"].sum() + ages == versions * (trace.workers - 1) + aged
 
 
 def messages_are_taken_up_by_the_policy(trace: Trace) -> None:
@@ -352,6 +379,12 @@ def shares_are_conserved(trace: Trace) -> None:
     frame, n, flying = trace.frame, trace.workers, trace.in_flight
     beside = trace.policy.name == "handshake" or trace.policy.mix == "beside"
     assert trace.takes_up == ("commit" if beside else "read")
+    if trace.has_failures:
+        assert (push_weights(trace.accepted) > 0).all()
+        if trace.policy.name == "neighbours" and is_symmetric(trace.cluster.topology, n):
+            shares = frame["kept"] + frame["weights"].map(sum)
+            assert shares[frame["outcome"] == "applied"].to_numpy() == pytest.approx(1.0)
+        return
     weight, sent, last = np.ones(n), np.zeros(len(frame)), np.full(n, -1)
     for row in frame.itertuples():
         inbox = sum(
@@ -367,12 +400,13 @@ def shares_of_time_sum_to_one(trace: Trace) -> None:
     """Whenever one begins to look."""
     for warm_up in {None, 0, len(trace.accepted) // 2}:
         numbers = trace.summary(warm_up)
-        if trace.protocol == "gossip":
+        if trace.protocol == "gossip" and not trace.has_failures:
             parts = [numbers["computing_share"], numbers["waiting_share"]]
             assert all(math.isnan(part) or -1e-9 < part < 1 + 1e-9 for part in parts)
             continue
-        parts = [numbers[f"{phase}_share"] for phase in IN_WORDS]
-        if trace.has_failures:
+        if not trace.has_failures:
+            parts = [numbers[f"{phase}_share"] for phase in IN_WORDS]
+        else:
             lost = [value for name, value in numbers.items() if name.startswith("lost_to_")]
             parts = [numbers["counted_share"], *lost]
         assert math.isnan(parts[0]) or (
@@ -430,10 +464,12 @@ def said_otherwise(cluster: Cluster) -> dict[str, Cluster]:
         )
         sites = {"sites": [1, n - 1], "far_latency": pair, **often}
         same["sites as near as far"] = dataclasses.replace(cluster, **sites)
-    if cluster.topology is None and not cluster.failures:
-        never = [f"{kind}(every=1e9, lasts=1)" for kind in ("crash", "pause", "outage")] + [
-            "slow(1e9, 1, 0.5)"
-        ]
+    if not cluster.failures:
+        never = ["crash(1e9, 1)", "pause(1e9, 1)", "slow(1e9, 1, 0.5)"]
+        if cluster.topology is not None:
+            never.append("loss(1e-15, 1)")
+        elif not cluster.policy.completes_between_messages:
+            never.append("outage(1e9, 1)")
         same["failures that never come"] = dataclasses.replace(cluster, failures=never)
     if cluster.topology is None and cluster.policy == policy.asynchronous():
         gentle = [policy.buffered(1), policy.discard_stale(10**9)]
@@ -448,6 +484,6 @@ def said_otherwise(cluster: Cluster) -> dict[str, Cluster]:
 
 
 def assert_same_events(found: Trace, expected: Trace) -> None:
-    for name in COLUMNS:
+    for name in expected.frame:
         assert found.frame[name].astype(object).equals(expected.frame[name].astype(object)), name
     assert found.open_reads.equals(expected.open_reads) and found.present.equals(expected.present)
