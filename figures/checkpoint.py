@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.base.units import SECONDS, positive
 from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import draw_points
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 from asyncsim.theory import checkpoint_efficiency
@@ -23,16 +24,9 @@ def checkpoint(finished: Finished) -> Figure:
     """Draw the goodput against the interval between checkpoints, and its law."""
     table = finished.table("intervals.csv", ("interval", "goodput", "goodput_sd", "law"))
     figure, (axes,) = look.new_figure(look.SINGLE, 2.6)
-    axes.errorbar(
-        table["interval"],
-        table["goodput"],
-        table["goodput_sd"].fillna(0.0),
-        fmt="o",
-        color=look.BLUE,
-        markersize=4,
-        capsize=2,
-        label="simulated, \u00b1 1 std over seeds",
-    )
+    goodput, spread = table["goodput"], table["goodput_sd"]
+    points = table["interval"], goodput, goodput - spread, goodput + spread
+    draw_points(axes, *points, color=look.BLUE, label="simulated, \u00b1 1 std over seeds")
     config = finished.config
     every, lasts, saving = (
         positive(name, config[name], SECONDS) for name in ("every", "lasts", "saving")

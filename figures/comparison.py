@@ -150,20 +150,20 @@ def along(results: Comparison, table: pd.DataFrame, x: str) -> Figure | None:
     columns.
     """
     measure = results.measure
+    spread = table[f"{measure}_sd"].fillna(0)
+    table = table.assign(
+        mean=table[measure], min=table[measure] - spread, max=table[measure] + spread
+    )
     table = table[np.isfinite(table[measure])]
     if table[x].nunique() < 2:
         return None
+    ends = ["mean", "min", "max"]
     groups = list(results.panels(table, without=x))
     figure, panels = look.new_grid(len(groups), 2.7, sharey=True)
     for axes, (title, rows_of_panel) in zip(panels, groups, strict=True):
         for name, line in rows_of_panel.groupby("row", sort=False):
-            line = line.sort_values(x).groupby(x).first()
-            spread = line[f"{measure}_sd"].fillna(0)
-            band = pd.DataFrame({"mean": line[measure]})
-            band = band.assign(min=band["mean"] - spread, max=band["mean"] + spread)
-            appearance = results.looks[name]
-            style = {**appearance.style, "marker": "."}
-            draw_band(axes, band, **style)
+            band = line.sort_values(x).groupby(x)[ends].first()
+            draw_band(axes, band, **results.looks[name].style, marker=".")
         if (table[x] > 0).all():
             axes.set_xscale("log")
         if not results.rising and (table[measure] > 0).all():
@@ -173,9 +173,7 @@ def along(results: Comparison, table: pd.DataFrame, x: str) -> Figure | None:
         axes.set_ylabel(axis_of(measure))
         layout.panel_title(axes, title)
     names = rows_of_panel["row"] + f" at {axis_of(x)} " + rows_of_panel[x].map("{:g}".format)
-    spread = rows_of_panel[f"{measure}_sd"].fillna(0)
-    low, high = rows_of_panel[measure] - spread, rows_of_panel[measure] + spread
-    rows = pd.DataFrame({"mean": rows_of_panel[measure], "min": low, "max": high}).set_index(names)
+    rows = rows_of_panel.set_index(names)[ends]
     figure.set_label(findings.best(rows, axis_of(measure), title, results.rising))
     about = f"{axis_of(measure)} by {axis_of(x)}"
     results.finish(figure, about, "mean and standard deviation of")

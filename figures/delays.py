@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import over_seeds
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import draw_band
+from asyncsim.drawing.curves import draw_band, draw_points
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
 from asyncsim.study.delays import names_of
@@ -74,17 +74,9 @@ def ratios(finished: Finished) -> Figure | None:
     for place, (variant, style) in enumerate(look.category_looks(variants).items()):
         rows = table[table["variant"] == variant]
         offset = 0.7 * ((place + 0.5) / len(variants) - 0.5)
-        bars = np.abs(rows[["low", "high"]].sub(rows["ratio"], axis=0)).fillna(0).to_numpy().T
-        axes.errorbar(
-            rows["case"].map(cases.index) + offset,
-            rows["ratio"],
-            bars,
-            fmt=look.MARKERS[place % len(look.MARKERS)],
-            color=style.color,
-            markersize=3.5,
-            elinewidth=0.6,
-            label=variant,
-        )
+        marker = look.MARKERS[place % len(look.MARKERS)]
+        x, values = rows["case"].map(cases.index) + offset, rows[["ratio", "low", "high"]]
+        draw_points(axes, x, *values.T.to_numpy(), marker=marker, color=style.color, label=variant)
     axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0)
     axes.set_yscale("log")
     axes.set_xticks(range(len(cases)), cases, rotation=30, ha="right")
@@ -110,11 +102,9 @@ def momentum(finished: Finished) -> Figure | None:
     of_seed = runs.loc[runs.groupby(["delay", "seed"])["train_loss"].idxmin()]
     ends = of_seed.groupby("delay")["server_momentum"].agg(["min", "max"])
     workers, value = best["delay"].to_numpy() + 1, best["server_momentum"].to_numpy()
-    bars = np.clip([value - ends["min"], ends["max"] - value], 0, None)
     figure, (axes,) = look.new_figure(look.SINGLE, 2.6)
-    axes.errorbar(
-        workers, value, bars, fmt="o-", color=look.BLUE, markersize=3.5, label="best explicit"
-    )
+    of_best = workers, value, ends["min"], ends["max"]
+    draw_points(axes, *of_best, color=look.BLUE, linestyle="-", label="best explicit")
     n = np.geomspace(workers.min(), workers.max(), 100)
     axes.plot(n, 1 - 1 / n, "--", color=look.GREY, label="implicit: 1 \u2212 1/n")
     axes.set_xscale("log")

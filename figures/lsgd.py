@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import over_seeds, summary_of
+from asyncsim.base.console import summary_of
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.paper import Drawing, Paper, Study
+from asyncsim.drawing.paper import Drawing, Paper, Study, setting
 from asyncsim.replays.run import leaders
 from asyncsim.study.finished import Finished, figures
 from asyncsim.study.results import RANKING, cell_options
@@ -29,7 +29,7 @@ def leaderships(finished: Finished) -> Figure:
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(workers))
     shades = look.shades(sorted(rows["window"].unique()))
     for axes, n in zip(panels, workers, strict=True):
-        for _, window, group in _clusters(rows[rows["workers"] == n]):
+        for window, group in rows[rows["workers"] == n].groupby("window"):
             runs = [finished.run(name) for name in group["run_folder"]]
             won = [
                 np.bincount(leaders(run.commits, n), minlength=n) / len(run.commits) for run in runs
@@ -58,9 +58,9 @@ def leaderships(finished: Finished) -> Figure:
         f"With {n} workers and period {window} the most frequent leader wins {shares[0]:.0%} "
         f"of the elections; equal workers would win {1 / n:.0%} each."
     )
-    seeds = over_seeds(rows["seed"].nunique(), "means over")
-    remark = f"{finished.config['problem']}; {seeds}; dotted: 1/n; kept: the leader stays"
-    layout.title(figure, f"LSGD's one leader; {remark}")
+    about = "LSGD's one leader; dotted: 1/n; kept: the leader stays"
+    finished = finished._replace(summary=rows)
+    layout.title(figure, setting(finished, about, statistic="means over"))
     return figure
 
 
@@ -70,7 +70,8 @@ def identities(finished: Finished) -> Figure:
     counts, windows = (sorted(rows[name].unique()) for name in ("workers", "window"))
     size = (look.DOUBLE, 0.7 + 1.5 * len(counts))
     figure, panels = look.new_figure(*size, len(windows), len(counts))
-    for axes, (n, window, group) in zip(panels, _clusters(rows), strict=True):
+    clusters = rows.groupby(["workers", "window"])
+    for axes, ((n, window), group) in zip(panels, clusters, strict=True):
         run = finished.run(group["run_folder"].iloc[0])
         axes.step(
             run.commits["commit_time"],
@@ -106,11 +107,6 @@ def _elections(finished: Finished) -> pd.DataFrame:
     if runs.empty:
         raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
     return runs if "window" in runs else runs.assign(window=finished.config["window"])
-
-
-def _clusters(rows: pd.DataFrame) -> list[tuple[int, int, pd.DataFrame]]:
-    """Return workers, period and runs of each cluster."""
-    return [(n, window, group) for (n, window), group in rows.groupby(["workers", "window"])]
 
 
 comparison = figures("comparison")

@@ -1,11 +1,10 @@
 """The measured implicit momentum of asynchrony beside the theory, from the study ``momentum``."""
 
-from typing import Any
-
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import draw_points
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -31,8 +30,9 @@ def implicit(finished: Finished) -> Figure:
         # Side by side, as all have the same numbers of workers.
         x = rows["workers"] * 1.06 ** (turn - (len(groups) - 1) / 2)
         color, _, label, _ = looks[labels[group]]
-        bars: dict[str, Any] = {"fmt": marker, "color": color, "markersize": 3, "capsize": 2}
-        axes.errorbar(x, rows["off"], _SIGMAS * rows["standard_error"], label=label, **bars)
+        error = _SIGMAS * rows["standard_error"]
+        ends = rows["off"] - error, rows["off"] + error
+        draw_points(axes, x, rows["off"], *ends, marker=marker, color=color, label=label)
     axes.axhline(0, color=look.BLACK, linewidth=0.8)
     axes.set_ylabel("measured minus theoretical momentum")
     axes.set_xscale("log")

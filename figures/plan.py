@@ -9,11 +9,14 @@ The data come from ``python -m asyncsim.study plan``, which draws it itself. To 
 members. With replays, a second panel has the times to the target, with their ranges over seeds.
 """
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import number_text, over_seeds, wrapped
 from asyncsim.drawing import findings, layout, look
+from asyncsim.drawing.curves import draw_points
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
@@ -55,22 +58,12 @@ def plan(finished: Finished) -> Figure:
     markers = dict(zip(looks, look.MARKERS * len(looks), strict=False))
     for turn, (kind, appearance) in enumerate(looks.items()):
         rows = table[kinds == kind]
-        time = rows["cost"] / seconds
-        spread = np.maximum(
-            np.abs(rows[["cost_low", "cost_high"]].to_numpy().T / seconds - time.to_numpy()), 0
-        )
-        axes.errorbar(
-            time,
-            rows["staleness_mean"],
-            xerr=spread,
-            fmt=markers[kind],
-            color=appearance.color,
-            label=kind,
-            # Hollow and of several sizes, because points of two policies often coincide.
-            markersize=4 + 2 * (turn % 3),
-            markerfacecolor="none",
-            elinewidth=0.8,
-        )
+        time, low, high = (rows[name] / seconds for name in ("cost", "cost_low", "cost_high"))
+        # Hollow and of several sizes, because points of two policies often coincide.
+        size = {"markersize": 4 + 2 * (turn % 3), "markerfacecolor": "none"}
+        style: dict[str, Any] = {"marker": markers[kind], "color": appearance.color, **size}
+        points = time, rows["staleness_mean"], low, high
+        draw_points(axes, *points, horizontal=True, label=kind, **style)
     front = table[table["front"]].sort_values("cost")
     axes.plot(
         front["cost"] / seconds,
@@ -82,10 +75,9 @@ def plan(finished: Finished) -> Figure:
         label="Pareto front",
     )
     axes.set_xscale("log")
-    if (stalest := table["staleness_mean"].max()) > 0:
-        axes.set_yscale("symlog", linthresh=1.0)
-        ticks = (step * 10.0**decade for decade in range(7) for step in (1, 2, 5))
-        axes.set_yticks([0.0, *(tick for tick in ticks if tick <= max(1.0, 1.2 * stalest))])
+    if table["staleness_mean"].any():
+        axes.set_yscale("symlog", linthresh=1.0, subs=(2, 5))
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
     per = "per 1,000 gradients" if config["hours"] is not None else "until the horizon"
     axes.set_xlabel(f"time {per} ({unit})")
@@ -97,32 +89,25 @@ def plan(finished: Finished) -> Figure:
             (3, 3),
             textcoords="offset points",
         )
+        axes.plot([], [], linestyle="none", label=f"{number}  {row.name}")
     if len(replayed):
         right, rows = panels[1], replayed.sort_values("time_to_target", ignore_index=True)
         right.set_yticks(
             range(len(rows)), [wrapped(name, _WIDTH) for name in rows["name"]], fontsize=6
         )
         right.set_ylim(len(rows) - 0.4, -0.6)
-        for place, row in enumerate(rows.itertuples()):
-            soon = getattr(row, "rounds_to_target", FEWEST_ROUNDS) < FEWEST_ROUNDS
-            if np.isfinite(row.time_to_target) and not soon:
-                right.plot(
-                    [row.time_low, row.time_high], [place, place], color=look.BLUE, linewidth=1
-                )
-                right.plot(row.time_to_target, place, "o", color=look.BLUE, markersize=4)
-            else:
-                text = f"too soon, within {FEWEST_ROUNDS} rounds" if soon else "not reached"
-                right.annotate(
-                    text, (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6
-                )
+        soon = rows.get("rounds_to_target", rows["time_to_target"] + np.inf) < FEWEST_ROUNDS
+        reached = rows[np.isfinite(rows["time_to_target"]) & ~soon]
+        time, low, high = (reached[f"time_{end}"] for end in ("to_target", "low", "high"))
+        draw_points(right, time, reached.index, low, high, horizontal=True, color=look.BLUE)
+        for place in rows.index.difference(reached.index):
+            text = f"too soon, within {FEWEST_ROUNDS} rounds" if soon[place] else "not reached"
+            right.annotate(
+                text, (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6
+            )
         right.set_xlim(left=0)
         right.set_xlabel("simulated time to the target (s)")
         right.set_title(f"replayed on {config['problem']}")
-    handles = axes.get_legend_handles_labels()[0]
-    names = [f"{number}  {name}" for number, name in enumerate(front["name"].head(_NAMED), start=1)]
-    blank = [axes.plot([], [], linestyle="none")[0] for _ in names]
-    for line, name in zip(blank, names, strict=True):
-        line.set_label(name)
     fast, fresh = front.iloc[0], front.iloc[-1]
     text = (
         f"{fast['name']} is the fastest, {number_text(fast['cost'] / seconds)} {unit} {per}, at a "
@@ -136,7 +121,7 @@ def plan(finished: Finished) -> Figure:
     figure.set_label(findings.sentence(text))
     workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
     about = f"staleness against time of {len(table)} combinations, {workers}; {seeds}"
-    layout.finish(figure, f"{about}; the front is numbered", 2, [*handles, *blank], look.DOUBLE)
+    layout.finish(figure, f"{about}; the front is numbered", 2, width=look.DOUBLE)
     return figure
 
 

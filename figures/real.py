@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted
 from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import draw_points
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -117,10 +118,9 @@ def fairness(finished: Finished) -> Figure | None:
 def _shares_panel(axes: Axes, table: pd.DataFrame) -> None:
     worker = table["worker"].to_numpy()
     axes.bar(worker, table["share"], width=0.7, color=look.SKY, label="real processes")
-    middle = table["simulated_share"].to_numpy()
-    spread = np.abs(np.array([table["simulated_low"], table["simulated_high"]]) - middle)
-    points: dict[str, Any] = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
-    axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)
+    simulated = table[["simulated_share", "simulated_low", "simulated_high"]].T.to_numpy()
+    label = "simulated: mean and range"
+    draw_points(axes, worker, *simulated, color=look.BLACK, label=label)
     layout.whole_ticks(axes.xaxis)
 
 

@@ -10,7 +10,6 @@ again::
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +43,7 @@ class SharedTraces(NamedTuple):
 
 def staleness(finished: Finished) -> Figure:
     """Draw the histogram of the staleness with theory, a panel for each group of traces."""
-    timings = _asynchronous(_timings(finished))
+    timings = _timings(finished)
     figure, panels = look.new_grid(len(timings), 2.5)
     for axes, timing in zip(panels, timings, strict=True):
         plots.staleness_histogram(axes, timing.traces)
@@ -93,7 +92,7 @@ def queue(finished: Finished) -> Figure:
     """Draw the first seed's timeline and visits at the server over time, a row for each group of
     traces.
     """
-    timings = _asynchronous(_timings(finished))
+    timings = _timings(finished)
     rows = 2 if look.is_narrow(2) else 1
     size = (look.DOUBLE, 2.7 * rows * len(timings))
     figure = look.LiteralFigure(figsize=size, layout="constrained")
@@ -128,24 +127,18 @@ def _seeds(finished: Finished, statistic: str) -> str:
 
 def _timings(finished: Finished) -> list[SharedTraces]:
     """Group methods by the clusters of their traces, by decreasing number of workers, then of
-    methods; every group has one trace per seed.
+    methods; a lone worker counts only if no method has several.
     """
     rows = _rows(finished)
     traces = {name: finished.trace(name) for name in rows["trace_file"].unique()}
-    groups: dict[Any, dict[str, list[str]]] = {}
-    for method, name in zip(rows["method"], rows["trace_file"], strict=True):
-        groups.setdefault(traces[name].cluster, {}).setdefault(name, []).append(method)
-    timings = [
-        SharedTraces(
-            tuple(dict.fromkeys(chain(*files.values()))), tuple(traces[name] for name in files)
-        )
-        for files in groups.values()
-    ]
-    return sorted(timings, key=lambda timing: (timing.workers, len(timing.methods)), reverse=True)
-
-
-def _asynchronous(timings: list[SharedTraces]) -> list[SharedTraces]:
-    """Select the timings of several workers; the first one if there are none."""
+    groups: dict[Any, list[str]] = {}
+    for name, trace in traces.items():
+        groups.setdefault(trace.cluster, []).append(name)
+    timings = []
+    for names in groups.values():
+        methods = rows.loc[rows["trace_file"].isin(names), "method"].unique()
+        timings.append(SharedTraces(tuple(methods), tuple(traces[name] for name in names)))
+    timings.sort(key=lambda timing: (timing.workers, len(timing.methods)), reverse=True)
     return [timing for timing in timings if timing.workers > 1] or timings[:1]
 
 

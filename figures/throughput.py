@@ -17,6 +17,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from asyncsim.base.console import number_text
 from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import draw_points
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.finished import Finished
 
@@ -68,23 +69,14 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
     """Draw one task: a row for each case, with a point for each contender."""
     names = look.looks([name for name in dict.fromkeys(rows["method"]) if name])
     cases = list(dict.fromkeys(zip(rows["method"], rows["workers"], strict=True)))
+    case = rows[["method", "workers"]].apply(tuple, axis=1)
     for name, (color, marker) in _MARKS.items():
-        contender_rows = rows[rows["contender"] == name]
-        places = [
-            cases.index(case)
-            for case in zip(contender_rows["method"], contender_rows["workers"], strict=True)
-        ]
-        if places:
-            axes.hlines(
-                places,
-                contender_rows["per_second_min"],
-                contender_rows["per_second_max"],
-                color=color,
-                linewidth=1,
-            )
-            axes.plot(
-                contender_rows["per_second"], places, marker, color=color, markersize=4, label=name
-            )
+        part, style = rows[rows["contender"] == name], {"color": color, "marker": marker}
+        if len(part):
+            values = (part[f"per_second{end}"] for end in ("", "_min", "_max"))
+            rate, low, high = values
+            place = case[part.index].map(cases.index)
+            draw_points(axes, rate, place, low, high, horizontal=True, label=name, **style)
     axes.set_xscale("log")
     axes.set_xlim(rows["per_second_min"].min() / 1.6, rows["per_second_max"].max() * 1.6)
     wide = rows["per_second_max"].max() > 30 * rows["per_second_min"].min()

@@ -116,7 +116,7 @@ class Config(StudyConfig):
     layers have no order: embedding+positions block1 head."""
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         require_choice("question", self.question, QUESTIONS)
         if self.question != "pipeline" and self.methods != type(self).methods:
             raise InputError(

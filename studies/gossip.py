@@ -84,7 +84,7 @@ class Options(ComparisonConfig):
         return self.goal_of(final_accuracy(self, problem).name)
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         require_positive("slow_link", self.slow_link)
         super().check()
 

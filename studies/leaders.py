@@ -69,7 +69,7 @@ class Options(ComparisonConfig):
         return Target(self.target if of == "train_loss" else 1 - self.target, of, self.hold)
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         super().check()
         require_count("group_size", self.group_size)
         require_fraction("local_momentum", self.local_momentum)

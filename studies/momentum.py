@@ -35,7 +35,8 @@ from asyncsim.study import results
 from asyncsim.study.cell import Cell
 from asyncsim.study.columns import titled
 from asyncsim.study.finished import present
-from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
+from asyncsim.study.ranking import spread
 from asyncsim.study.sweep import ComparisonConfig, preset, sweep
 from asyncsim.theory import implicit_momentum, window_step
 from asyncsim.theory.queueing import journeys
@@ -92,7 +93,7 @@ class Options(ComparisonConfig):
         ]
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         require_positive("step", self.step)
         fewest = min(self.varied["workers"])
         require_count("seeds", self.seeds, _FEWEST)  # or the estimates have no error
@@ -149,14 +150,19 @@ def run(config: Options) -> Result:
             _require_known_path(config, method)
         record = config.record(cells[0].methods, problem)
         executor = executor_of(config, [(problem, cell.cluster.workers) for cell in cells])
-        jobs = [_job(cell, method) for cell in cells for method in cell.methods]
-
-        def conclude(folder: Path, summary: pd.DataFrame) -> None:
-            table = read_table(folder / TABLE)
-            legend = "assumed: theory's assumptions hold"
-            present(folder, {}, report(table), legend, verdict=_verdict(table))
-
-        return run_jobs("momentum", config, record, jobs, executor, conclude)
+        jobs = []
+        for cell in cells:
+            cluster, compute = cell.cluster, str(cell.values["compute"])
+            labels = {"compute": compute, "workers": cluster.workers, "window": cluster.window}
+            for method in cell.methods:
+                named = {**labels, "method": method.name}
+                seeds = counted(config.seeds, "seed")
+                name = f"{describe(cluster)}, {method.name}, {seeds}"
+                place = f"parts/{cell.folder}"
+                jobs.append(
+                    measurement(name, _measured, cell, method, named, folder=place, labels=named)
+                )
+        return run_jobs("momentum", config, record, jobs, executor, _conclude)
 
 
 def revealing_quadratic() -> Problem:
@@ -198,14 +204,16 @@ def _require_known_path(config: Options, method: Method) -> None:
         )
 
 
-def _verdict(table: pd.DataFrame) -> str:
-    """Say how far the measured momentum is from the theory's."""
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
+    table = read_table(folder / TABLE)
     gap = (table["momentum_measured"] - table["momentum_theory"]).abs()
-    if gap.isna().all():
-        return "no momentum was measured for which there is a theory"
-    row = table.loc[gap.idxmax()]
-    workers = counted(int(row["workers"]), "worker")
-    return f"largest gap to theory's momentum: {number_text(gap.max())}, {workers}, {row['method']}"
+    words = "no momentum was measured for which there is a theory"
+    if gap.notna().any():
+        row = table.loc[gap.idxmax()]
+        workers = counted(int(row["workers"]), "worker")
+        words = f"largest gap to theory's momentum: {number_text(gap.max())}, {workers}"
+        words += f", {row['method']}"
+    present(folder, {}, report(table), "assumed: theory's assumptions hold", verdict=words)
 
 
 def central_paths(
@@ -279,46 +287,24 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
     return Estimate(momentum, momentum_error, step, step_error)
 
 
-def report(momentum: pd.DataFrame) -> pd.DataFrame:
+def report(table: pd.DataFrame) -> pd.DataFrame:
     """Return the printed table, with standard errors."""
-    workers = momentum["workers"]
-    printed = momentum.assign(
-        momentum_measured=_with_error(momentum["momentum_measured"], momentum["standard_error"]),
-        step_measured=_with_error(
-            workers * momentum["step_measured"], workers * momentum["step_error"]
-        ),
-        step_theory=workers * momentum["step_theory"],
-        assumptions_hold=momentum["assumptions_hold"].map({True: "yes", False: "no"}),
+    errors = {"standard_error": "momentum_measured_sd", "step_error": "step_measured_sd"}
+    table, steps = (
+        table.rename(columns=errors),
+        ["step_measured", "step_measured_sd", "step_theory"],
     )
-    return titled(printed, _PRINTED, digits=4)
+    table[steps] = table[steps].mul(table["workers"], axis=0)
+    measured = {name: spread(table, name) for name in ("momentum_measured", "step_measured")}
+    holds = table["assumptions_hold"].map({True: "yes", False: "no"})
+    return titled(table.assign(**measured, assumptions_hold=holds), _PRINTED, digits=4)
 
 
-def _with_error(values: pd.Series, errors: pd.Series) -> list[str]:
-    pairs = zip(values, errors, strict=True)
-    return ["-" if np.isnan(value) else f"{value:.4f} \u00b1 {error:.4f}" for value, error in pairs]
-
-
-def _job(cell: Cell, method: Method) -> Job:
-    return measurement(
-        f"{describe(cell.cluster)}, {method.name}, {counted(cell.config.seeds, 'seed')}",
-        _measured,
-        *(cell, method),
-        folder=f"parts/{cell.folder}",
-        labels=_labels(cell, method),
-    )
-
-
-def _labels(cell: Cell, method: Method) -> dict[str, Any]:
-    cluster, compute = cell.cluster, str(cell.values["compute"])
-    labels = {"compute": compute, "workers": cluster.workers, "window": cluster.window}
-    return {**labels, "method": method.name}
-
-
-def _measured(cell: Cell, method: Method) -> Tables:
+def _measured(cell: Cell, method: Method, labels: dict[str, Any]) -> Tables:
     """Measure a cell and method; return, by table, the estimate and a row per seed."""
     with cell.config.computing_device():
         paths, rows = central_paths(cell, method, cell.config.steps)
-    workers, labels = cell.cluster.workers, _labels(cell, method)
+    workers = cell.cluster.workers
     step, assumptions_hold = _theory(cell, method)
     row = {
         **labels,

@@ -57,7 +57,6 @@ from asyncsim.study.config import (
     MethodLike,
     PolicyLike,
     StudyConfig,
-    StudyOptions,
     TopologyLike,
 )
 from asyncsim.study.executor import Executor, LocalProcesses
@@ -175,8 +174,8 @@ class Config(TargetOptions, StudyConfig):
         return Horizon(of, amount * (_HOUR if of == "seconds" else 1))
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
-        StudyOptions.check(self.at())
+        """Check the options; see `StudyConfig.check`."""
+        self.at(protocol="exchange", policy="asynchronous", window=1).check()
         self.horizon  # noqa: B018  raises an error for two horizons
         self.check_target()
         for name, minimum in (("simulate", 1), ("show", 1), ("replay", 0)):

@@ -32,7 +32,7 @@ class Options(ComparisonConfig):
     """Options of the study of policies."""
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         super().check()
         policies = self.varied.get("policy", ())
         parsed = [as_policy(policy) for policy in policies]

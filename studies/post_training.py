@@ -253,7 +253,11 @@ def run(config: Config) -> Result:
         problem = called("problem", problem, POLICY_PROBLEMS)
     record = {**config.options_record(), "cluster": _about(config, clusters)}
     jobs = [
-        _queue_job(config, queue, cluster, seed, problem)
+        measurement(
+            f"{queue}, seed {seed}",
+            *(_measure, config, queue, cluster, seed, problem),
+            labels={"queue": queue, "seed": seed},
+        )
         for seed in range(config.seeds)
         for queue, cluster in clusters.items()
     ]
@@ -326,18 +330,6 @@ def _weight(correction: str) -> Any:
 @functools.lru_cache(64)  # compiled programs are cached by the identity of the weight
 def _called(function: Callable[..., Any], correction: str) -> Any:
     return function(**entry_of("corrections", correction, {}, "weight of a token").arguments)
-
-
-def _queue_job(
-    config: Config, queue: str, cluster: Cluster, seed: int, problem: PolicyProblem
-) -> Job:
-    """Return the job of a queue's clock and of all runs on it."""
-    return measurement(
-        f"{queue}, seed {seed}",
-        _measure,
-        *(config, queue, cluster, seed, problem),
-        labels={"queue": queue, "seed": seed},
-    )
 
 
 def _measure(
@@ -481,14 +473,14 @@ def _reward_parts(config: Config, rewards: pd.DataFrame) -> list[str | pd.DataFr
 
 
 def clock_verdict(queues: pd.DataFrame) -> str:
-    """Say which limit binds where, and which queue has the quickest update."""
+    """Say which queue has the quickest update; in a second line, which limit binds where."""
     limits = [
         f"{', '.join(part['queue'])}: {limit}"
         for limit, part in queues.groupby("limit", sort=False)
     ]
     quickest = queues.loc[queues["update_time"].idxmin()]
     seconds = number_text(quickest["update_time"])
-    return f"{'; '.join(limits)}. Quickest update: {quickest['queue']}, {seconds} s"
+    return f"quickest update: {quickest['queue']}, {seconds} s\n{'; '.join(limits)}"
 
 
 def reward_verdict(rewards: pd.DataFrame) -> str:

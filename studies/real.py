@@ -51,7 +51,7 @@ from asyncsim.study.config import (
     LawLike,
     MethodLike,
     PolicyLike,
-    StudyOptions,
+    StudyConfig,
     TaskOptions,
     TopologyLike,
 )
@@ -103,7 +103,7 @@ class Config(TaskOptions):
 
     first: ClassVar[str] = "questions"
     example: ClassVar[str] = "--workers 2 --steps 100"
-    help_notes: ClassVar[str] = StudyOptions.help_notes.partition("Failures:")[0]
+    help_notes: ClassVar[str] = StudyConfig.help_notes.partition("Failures:")[0]
 
     questions: tuple[Literal["train", "validate", "fairness"], ...] = ("train", "validate")
     """What to ask each recording; their names may stand without the option."""
@@ -198,9 +198,8 @@ def run(config: Config) -> Result:
         for seed in range(config.seeds):
             task = config.task(method, problem, discipline, seed)
             job = measurement(
-                _name(task),
-                _measured,
-                *(config, task),
+                Path(_place(task)).name,
+                *(_measured, config, task),
                 folder=_place(task),
                 labels=_labels(task),
                 in_folder=True,
@@ -225,12 +224,9 @@ def _labels(task: Task) -> dict[str, Any]:
     return {"method": task.method.name, "discipline": task.cluster.discipline, "seed": task.seed}
 
 
-def _name(task: Task) -> str:
-    return folder_name("{method}-{discipline}-seed{seed}".format(**_labels(task)))
-
-
 def _place(task: Task) -> str:
-    return f"recordings/{_name(task)}"
+    name = "{method}-{discipline}-seed{seed}".format(**_labels(task))
+    return f"recordings/{folder_name(name)}"
 
 
 def _measured(folder: Path, config: Config, task: Task) -> Tables:

@@ -81,7 +81,7 @@ class Options(ComparisonConfig):
         return super().at(attack=text, **values)
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         check_values("rules", self.rules)
         for count in self.varied["byzantine"]:
             require_count("byzantine", count)

@@ -13,12 +13,13 @@ The speeds of the nodes and of the network are not among the published numbers u
 and --bandwidth are assumptions.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -48,27 +49,31 @@ from asyncsim.theory import barrier_time
 LAYERS, PUBLISHED, IMPLIED = "layers.csv", "published.csv", "implied.csv"
 #: File with the speeds that come nearest to all published speed-ups.
 FITTED = "fitted.csv"
-#: Das et al.: network, examples of all nodes, nodes, speed-up over one node.
-SPEED_UPS = (
-    ("VGG-A", 256, 64, 53.0),
-    ("VGG-A", 512, 128, 90.0),
-    ("OverFeat-FAST", 256, 64, 42.0),
-    ("speech, 7 fully connected layers", 0, 16, 6.5),
-    ("VGG-A, virtual machines, 10 Gbit Ethernet", 0, 16, 14.0),
+
+
+class Point(NamedTuple):
+    """A published speed-up of Das et al. over one node, and its set-up."""
+
+    network: str
+    examples: int  #: of all nodes; 0: unknown
+    nodes: int
+    speed_up: float
+    layers: str
+    node_examples: int  #: assumed where ``examples`` is unknown: 1,024 and 256 in all
+    link: float | None = None  #: bytes per second, if stated
+
+
+POINTS = (
+    Point("VGG-A", 256, 64, 53.0, "vgg_a", 4),
+    Point("VGG-A", 512, 128, 90.0, "vgg_a", 4),
+    Point("OverFeat-FAST", 256, 64, 42.0, "overfeat_fast", 4),
+    Point("speech, 7 fully connected layers", 0, 16, 6.5, "speech", 64),
+    Point("VGG-A, virtual machines, 10 Gbit Ethernet", 0, 16, 14.0, "vgg_a", 16, 1.25e9),
 )
-#: Of each: the network's layers, examples a node, and bytes per second of the link if it is stated.
-#: The minibatches of the last two are assumptions: 1,024 and 256 examples.
-_SET_UPS = (
-    ("vgg_a", 4, None),
-    ("vgg_a", 4, None),
-    ("overfeat_fast", 4, None),
-    ("speech", 64, None),
-    ("vgg_a", 16, 1.25e9),
-)
+#: The two points of VGG-A with equally many examples a node.
+_FITTED, _PREDICTED = POINTS[:2]
 #: Operations and bytes per second, and seconds of a message, to try: from, to, number.
 _TRIED = ((1e11, 1e14, 13), (1e8, 1e11, 16), (1e-6, 1e-3, 10))
-#: Their two points of VGG-A with equally many examples per node: nodes and speed-up.
-_FITTED, _PREDICTED = (64, 53.0), (128, 90.0)
 #: Numbers of nodes for which the overheads predict a speed-up.
 _IMPLIED_NODES = (8, 16, 32, 64, 128, 256)
 #: Most nodes: their divisors are computed in a fraction of a second.
@@ -275,8 +280,8 @@ def explanations() -> pd.DataFrame:
     An overhead is relative to a node's computing time. Columns: ``overhead`` (its growth),
     ``constant`` (fitted), ``nodes``, ``speed_up`` (at 64 nodes the published one by construction).
     """
-    fitted, speed_up = _FITTED
-    overheads: dict[str, Callable[[float, int], float]] = {
+    excess = _FITTED.nodes / _FITTED.speed_up - 1
+    overheads: dict[str, Callable[..., float]] = {
         "bandwidth: constant": lambda c, count: c,
         "latency of a tree: c log2 N": lambda c, count: c * math.log2(count),
         "latency of a ring: c (N - 1)": lambda c, count: c * (count - 1),
@@ -287,11 +292,8 @@ def explanations() -> pd.DataFrame:
     }
     rows = []
     for name, overhead in overheads.items():
-
-        def excess(constant: float, overhead: Callable[[float, int], float] = overhead) -> float:
-            return overhead(constant, fitted) - (fitted / speed_up - 1)
-
-        constant = brentq(excess, 0.001, 1.0)
+        of_fitted = functools.partial(overhead, count=_FITTED.nodes)
+        constant = brentq(lambda c, of: of(c) - excess, 0.001, 1.0, args=(of_fitted,))
         rows += [
             (name, constant, count, count / (1 + overhead(constant, count)))
             for count in _IMPLIED_NODES
@@ -308,21 +310,23 @@ def nearest_speeds() -> pd.DataFrame:
     ``network``, ``nodes``, ``published``, ``predicted``. A stated bandwidth of a link takes
     precedence.
     """
-    points, rows = [], []
-    for (name, examples, link), (_, _, nodes, _) in zip(_SET_UPS, SPEED_UPS, strict=True):
-        config = Config(examples=examples, flops=1.0, bandwidth=1.0, latency=0.0)
-        table = layer_table(config, NETWORKS[name], nodes, "hybrid")
-        operations, size, groups = table["computing"].sum(), table["bytes"], table["groups"]
-        rounds = 2 * (groups.to_numpy() - 1)
-        points.append((NETWORKS[name], nodes, link, operations, size.to_numpy(), rounds))
-    published = np.array([speed_up for *_, speed_up in SPEED_UPS])
+    prepared, rows = [], []
+    for point in POINTS:
+        config = Config(examples=point.node_examples, flops=1.0, bandwidth=1.0, latency=0.0)
+        layers = NETWORKS[point.layers]
+        table = layer_table(config, layers, point.nodes, "hybrid")
+        rounds = 2 * (table["groups"].to_numpy() - 1)
+        sizes = table["computing"].sum(), table["bytes"].to_numpy(), rounds
+        prepared.append((layers, point, *sizes))
+    published = np.array([point.speed_up for point in POINTS])
 
     def predicted(flops: float, bandwidth: float, latency: float = 0.0) -> np.ndarray:
         speed_ups = []
-        for layers, nodes, link, operations, size, rounds in points:
-            computing, spent = operations / flops, size / (link or bandwidth) + rounds * latency
+        for layers, point, operations, size, rounds in prepared:
+            computing = operations / flops
+            spent = size / (point.link or bandwidth) + rounds * latency
             waiting = bubbles(layers, computing, spent).sum()
-            speed_ups.append(nodes * computing / (computing + waiting))
+            speed_ups.append(point.nodes * computing / (computing + waiting))
         return np.array(speed_ups)
 
     def off(logs: Sequence[float]) -> float:
@@ -335,8 +339,8 @@ def nearest_speeds() -> pd.DataFrame:
         predictions = predicted(*speeds).tolist()
         speeds += [0.0] * (len(grids) - len(speeds))
         rows += [
-            (model, *speeds, network, nodes, speed_up, value)
-            for (network, _, nodes, speed_up), value in zip(SPEED_UPS, predictions, strict=True)
+            (model, *speeds, point.network, point.nodes, point.speed_up, value)
+            for point, value in zip(POINTS, predictions, strict=True)
         ]
     columns = ["model", "flops", "bandwidth", "latency", "network", "nodes"]
     return pd.DataFrame(rows, columns=[*columns, "published", "predicted"])
@@ -370,7 +374,7 @@ def _parts(config: Config, layers: pd.DataFrame, summary: pd.DataFrame) -> list[
 
 def _published() -> pd.DataFrame:
     """Tabulate the published speed-ups."""
-    table = pd.DataFrame(SPEED_UPS, columns=["network", "examples", "nodes", "speed_up"])
+    table = pd.DataFrame(POINTS)[["network", "examples", "nodes", "speed_up"]]
     return table.assign(efficiency=table["speed_up"] / table["nodes"])
 
 
@@ -388,7 +392,7 @@ def _published_parts(
         for row in fitted.drop_duplicates("model").itertuples()
     )
     points = ("network", "nodes", Column("speed_up", "speed-up"), "efficiency")
-    constant, worth = _PREDICTED[0] / _PREDICTED[1], _FITTED[0] / _FITTED[1]
+    constant, worth = (point.nodes / point.speed_up for point in (_PREDICTED, _FITTED))
     return [
         "published (Das et al. 2016)",
         titled(published, points),

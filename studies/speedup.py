@@ -39,7 +39,7 @@ class Options(ComparisonConfig):
     """Options of the speedup study."""
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         if self.batch_size is not None:
             raise InputError(
                 f"batch_size = {self.batch_size}: follows from the number of workers; leave it out"

@@ -50,7 +50,7 @@ class Options(ComparisonConfig):
         return options.at(batch_size=self.effective_batch // options.workers)
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         if self.diagnose_every == 0:
             raise InputError("diagnose_every = 0: this study needs the diagnostics; give 1 or more")
         if self.effective_batch is not None:

@@ -6,9 +6,8 @@ method on clusters of n workers, for several windows (local steps between two co
 the same passes through the data, divided among the workers. The passes are rounded to whole visits
 of all workers (a note reports deviations above 5 %). Local steps use Adam, as in the thesis.
 Tables: the final accuracy of the central variable, the mean length of its steps and the
-straightness of its path (grid.csv; with --directions-every also the mean cosines of updates), the
-temporal efficiency of pairs of methods (efficiency.csv), and the distribution of staleness
-(staleness.csv).
+straightness of its path (with --directions-every also the mean cosines of updates), the temporal
+efficiency of pairs of methods (efficiency.csv), and the distribution of staleness (staleness.csv).
 
 Temporal efficiency of a over b: the integral of a's training accuracy over the simulated time,
 divided by b's integral, until the first of the two ends. Accuracies are measured on all examples
@@ -40,25 +39,17 @@ from asyncsim.study.cell import Cell, CellRun
 from asyncsim.study.columns import titled
 from asyncsim.study.comparison import Comparison, Further, Results
 from asyncsim.study.finished import Finished
-from asyncsim.study.ranking import Measure, means
+from asyncsim.study.ranking import Measure
 from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
-TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
-#: Columns of grid.csv that are printed by workers and windows.
-_PRINTED = ("train_accuracy", "test_accuracy")
 #: Recorded cosines, see `asyncsim.recorders.directions`.
 COSINES = ("gradient_cosine", "previous_cosine", "target_cosine")
 #: The columns of a step in a run's commits.
 _STEPS = ("update_norm", *COSINES)
-#: Further columns of grid.csv by those of the summary.
-_OF_GRID = {name: name for name in (*_STEPS, "straightness")} | {
-    "simulated_seconds": "seconds",
-    "trace.staleness_mean": "staleness_mean",
-}
 #: Columns of efficiency.csv.
-_EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
+_EFFICIENCY = ["workers", "window", "method", "against", "seed", "efficiency"]
 
 
 @dataclass(frozen=True)
@@ -152,12 +143,9 @@ def _area(run: pd.DataFrame, end: float) -> float:
 
 
 def by_window(table: Results) -> Further:
-    """Tabulate the final results, the temporal efficiencies and the staleness; print the
-    efficiencies by workers and window.
+    """Tabulate the temporal efficiencies and the staleness; print the efficiencies by workers and
+    window.
     """
-    summary = table.finished.summary
-    grid = means(summary, ["workers", "window", "method"], [*_PRINTED, *_OF_GRID])
-    grid = grid.rename(columns=_OF_GRID)
     efficiency = pd.DataFrame(_efficiencies(table.finished), columns=_EFFICIENCY)
     pairs = efficiency.assign(pair=efficiency["method"] + " over " + efficiency["against"])
     parts: list[str | pd.DataFrame] = []
@@ -165,24 +153,20 @@ def by_window(table: Results) -> Further:
         wide = pairs.pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
         wide = titled(wide.rename(columns=str).reset_index(), digits=4)
         parts = ["temporal efficiency, by workers and window", wide]
-    tables = grid, efficiency, pd.DataFrame(_staleness(table.finished))
-    return dict(zip(TABLES, tables, strict=True)), parts
+    staleness = pd.DataFrame(_staleness(table.finished))
+    return {"efficiency.csv": efficiency, "staleness.csv": staleness}, parts
 
 
 def _efficiencies(finished: Finished) -> Iterator[tuple[Any, ...]]:
-    """Yield the temporal efficiency of each method over every later one, means over the seeds."""
+    """Yield the temporal efficiency of each method over every later one, seed by seed."""
     summary = finished.summary
     evaluations = {name: finished.run(name).evaluations for name in summary["run_folder"]}
-    methods = list(dict.fromkeys(summary["method"]))
     for (n, window), rows in summary.groupby(["workers", "window"], sort=False):
         runs = rows.pivot(index="seed", columns="method", values="run_folder")
-        for a, b in itertools.combinations([name for name in methods if name in runs], 2):
-            pairs = runs[[a, b]].dropna().itertuples(index=False)
-            values = pd.Series(
-                [temporal_efficiency(evaluations[x], evaluations[y]) for x, y in pairs], dtype=float
-            )
-            if values.count():
-                yield n, window, a, b, values.count(), values.mean()
+        for a, b in itertools.combinations(rows["method"].unique(), 2):
+            for seed, first, second in runs[[a, b]].dropna().itertuples():
+                efficiency = temporal_efficiency(evaluations[first], evaluations[second])
+                yield n, window, a, b, seed, efficiency
 
 
 def _staleness(finished: Finished) -> Iterator[dict[str, Any]]:
@@ -202,6 +186,7 @@ run = Comparison(
     "windows",
     compared=("method", "window"),
     measure=accuracy,
+    columns=("straightness", *_STEPS),
     of_run=path,
     further=by_window,
 ).run

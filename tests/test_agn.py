@@ -63,7 +63,7 @@ def test_directions_of_averaged_updates_and_adags_factor(lenient):
         **options,
     )
     result = windows.run(config)
-    grid = pd.read_csv(result.folder / "grid.csv").set_index(["method", "window"])
+    grid = result.summary.set_index(["method", "window"])
     agn_grid = grid.loc["agn", list(windows.COSINES)]
     assert (agn_grid.loc[8] > agn_grid.loc[1]).all()
     run = read("mine", "windows").run(result.summary["run_folder"].iloc[0])
@@ -180,9 +180,9 @@ def write_windows(folder):
             "workers": n,
             "window": w,
             "method": m,
-            "seeds": 1,
-            "diverged": 0,
-            "seconds": 100.0 * n / w,
+            "seed": 0,
+            "status": "finished",
+            "simulated_seconds": 100.0 * n / w,
         }
         | {
             "train_accuracy": 0.99 - 0.001 * n,
@@ -203,16 +203,14 @@ def write_windows(folder):
         for w in (1, 10)
         for k in range(n)
     ]
-    pd.DataFrame(grid).to_csv(folder / "grid.csv", index=False)
     pd.DataFrame(efficiency).assign(efficiency=1.01).to_csv(folder / "efficiency.csv", index=False)
     pd.DataFrame(staleness).to_csv(folder / "staleness.csv", index=False)
-    pd.DataFrame(grid).assign(seed=0).to_csv(folder / "summary.csv", index=False)
+    pd.DataFrame(grid).to_csv(folder / "summary.csv", index=False)
     paper = windows.SCALES["paper"]
     config = {
         "study": "windows",
         "problem": "mnist",
         "problem_config": {"batch_size": 128},
-        "steps": 0,
     }
     config |= {name: getattr(paper, name) for name in ("epochs", "compute", "service", "protocol")}
     (folder / "config.json").write_text(json.dumps(config))

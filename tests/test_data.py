@@ -1,5 +1,5 @@
-"""MNIST and CIFAR-10 as files: where they are looked for, that they are whole, and what to do where
-they are not.
+"""Data: files of MNIST, of CIFAR-10 and of texts, whole or with a remedy; batches and shards of
+workers.
 """
 
 import functools
@@ -16,9 +16,12 @@ from pathlib import Path
 import numpy as np
 import pooch
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asyncsim import InputError
-from asyncsim.problems import cifar10, data, mnist
+from asyncsim.problems import characters, cifar10, data, digits, mnist
+from asyncsim.problems.problem import BatchIndices, dirichlet_shards
 
 REAL_DATA = Path(
     os.environ.get("ASYNCSIM_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -90,24 +93,21 @@ def packed(folder, monkeypatch):
 
 
 def check(problem, arrays):
+    train, test = problem.train, problem.test
+    assert train["label"].dtype == test["label"].dtype == np.int32
     if problem.name == "mnist":
         pixels = arrays["train-images-idx3-ubyte"] / 255
         # float32 standardised values reach 2.8: an ulp there is 2.4e-7.
-        np.testing.assert_allclose(problem.train["image"], (pixels - 0.1307) / 0.3081, atol=5e-7)
-        assert np.array_equal(problem.test["label"], arrays["t10k-labels-idx1-ubyte"])
-        assert (
-            problem.train["image"].dtype == np.float32 and problem.test["label"].dtype == np.int32
-        )
+        np.testing.assert_allclose(train["image"], (pixels - 0.1307) / 0.3081, atol=5e-7)
+        assert np.array_equal(test["label"], arrays["t10k-labels-idx1-ubyte"])
+        assert train["image"].dtype == np.float32
         return
     batches = np.concatenate([arrays[f"data_batch_{i}.bin"] for i in range(1, 6)])
-    assert (
-        np.array_equal(problem.train["label"], batches[:, 0])
-        and problem.train["label"].dtype == np.int32
-    )
+    assert np.array_equal(train["label"], batches[:, 0])
     # Red first, row by row.
-    assert np.array_equal(problem.train["image"][7, 0, 1], batches[7, 33:65])
-    assert np.array_equal(problem.test["image"].reshape(4, -1), arrays["test_batch.bin"][:, 1:])
-    assert problem.test["image"].dtype == np.uint8
+    assert np.array_equal(train["image"][7, 0, 1], batches[7, 33:65])
+    assert np.array_equal(test["image"].reshape(4, -1), arrays["test_batch.bin"][:, 1:])
+    assert test["image"].dtype == np.uint8
 
 
 @pytest.mark.parametrize("named", ["argument", "environment"])
@@ -220,21 +220,117 @@ def test_no_data_and_no_network_names_three_ways(task, cache, address):
 )
 def test_real_mnist():
     problem = mnist(data_dir=REAL_DATA)
-    assert problem.train["image"].shape == (60_000, 28, 28) and problem.test["label"].shape == (
-        10_000,
-    )
+    assert problem.train["image"].shape == (60_000, 28, 28)
     # The published mean and standard deviation have four digits.
     assert problem.train["image"].mean() == pytest.approx(0, abs=3e-4)
     assert problem.train["image"].std() == pytest.approx(1, abs=3e-4)
-    assert np.bincount(problem.test["label"]).tolist() == [
-        980,
-        1135,
-        1032,
-        1010,
-        982,
-        892,
-        958,
-        1028,
-        974,
-        1009,
+    counts = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(problem.test["label"]).tolist() == counts
+
+
+# Texts
+
+
+def test_windows_follow_the_text(tmp_path):
+    text = "".join(chr(ord("a") + i * i % 23) for i in range(200)) + "\u00e4\u00f6\u00df"
+    path = tmp_path / "text.txt"
+    path.write_bytes(text.encode())
+    problem = characters(batch_size=2, text=path, context=6, stride=4, width=4, heads=1)
+    alphabet = problem.config["alphabet"]
+    assert alphabet == "".join(sorted(set(text))) and problem.config["characters"] == 203
+    # The last tenth, twenty characters, is the test: three windows that share one character each.
+    starts = {"train": range(0, 183 - 6, 4), "test": (183, 189, 195)}
+    for name, places in starts.items():
+        windows = getattr(problem, name)
+        decoded = ["".join(alphabet[code] for code in window) for window in windows]
+        assert decoded == [text[i : i + 7] for i in places] and windows.dtype == np.int32
+    assert characters(text=path, context=16, width=4).config["stride"] == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "too short, 0 characters"),
+        (b"a" * 89, "too short, 89 characters; its last tenth must hold more than context = 8"),
+        (b"\xff\xfe\x00", "not text in UTF-8"),
+        (b"a\0" * 100, "holds zero bytes, so it is not text"),
+    ],
+)
+def test_files_that_are_not_a_text_or_too_short(tmp_path, content, message):
+    (tmp_path / "text.txt").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        characters(4, context=8, width=8, heads=2, text=tmp_path / "text.txt")
+
+
+# Batches and shards
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 6),
+    examples=st.integers(12, 60),
+    batch_size=st.integers(1, 2),
+    window=st.integers(1, 4),
+    sharded=st.booleans(),
+)
+def test_an_epoch_is_a_permutation(seed, workers, examples, batch_size, window, sharded):
+    stride = workers if sharded else 1
+    parts = [np.arange(examples)[worker % stride :: stride] for worker in range(workers)]
+    indices = BatchIndices(seed, batch_size, parts)
+    for worker, held in enumerate(parts):
+        batches = len(held) // batch_size
+        jobs = -(-3 * batches // window)
+        rows = indices.rows(np.full(jobs, worker), np.arange(jobs), window)
+        assert rows.shape == (jobs, window, batch_size) and rows.dtype == np.int32
+        for epoch in rows.reshape(-1, batch_size)[: 3 * batches].reshape(3, -1):
+            assert len(set(epoch)) == len(epoch) and set(epoch) <= set(held)
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_rows_do_not_depend_on_how_they_are_asked_for(draws):
+    jobs = st.tuples(st.integers(0, 3), st.integers(0, 30))
+    worker, job = np.array(draws.draw(st.lists(jobs, min_size=1, max_size=40))).T
+    together, alone = (BatchIndices(5, 5, [np.arange(37)] * 4) for _ in range(2))
+    together = together.rows(worker, job, 3)
+    for w, j, rows in zip(worker, job, together, strict=True):
+        assert np.array_equal(alone.rows([w], [j], 3)[0], rows)
+
+
+def test_adding_a_worker_changes_nobodys_batches():
+    problem = digits()
+    worker, job = np.repeat(np.arange(5), 60), np.tile(np.arange(60), 5)
+    few = problem.batch_indices(7, 5).rows(worker, job)
+    many = problem.batch_indices(7, 6).rows(worker, job)
+    assert np.array_equal(few, many)
+    assert not np.array_equal(few[:60], few[60:120])
+    assert not np.array_equal(few, problem.batch_indices(8, 5).rows(worker, job))
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 12),
+    concentration=st.sampled_from([1e-12, 0.01, 0.1, 1.0, 1e9]),
+    label=st.lists(st.integers(0, 4), min_size=12, max_size=60),
+)
+def test_dirichlet_shards_are_disjoint_complete_and_of_one_size(
+    seed, workers, concentration, label
+):
+    shards = dirichlet_shards(np.array(label), workers, concentration, seed)
+    assert sorted(np.concatenate(shards).tolist()) == list(range(len(label)))
+    assert [len(shard) for shard in shards] == [
+        len(range(i, len(label), workers)) for i in range(workers)
     ]
+
+
+def test_workers_draw_from_their_dirichlet_shards():
+    problem = digits(split=0.1, batch_size=8)
+    shards = dirichlet_shards(problem.train["label"], 5, 0.1, 3)
+    worker, job = np.repeat(np.arange(5), 35), np.tile(np.arange(35), 5)
+    rows = problem.batch_indices(3, 5).rows(worker, job)
+    for shard, drawn in zip(shards, rows.reshape(5, -1), strict=True):
+        assert set(drawn) <= set(shard) and len(set(drawn)) == 35 * 8
+    assert problem.config["split"] == 0.1 and "split" not in digits().config
+    assert not np.array_equal(shards[0], dirichlet_shards(problem.train["label"], 5, 0.1, 4)[0])

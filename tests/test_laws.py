@@ -1,22 +1,24 @@
-"""The laws: what each states is what its samples do, and its text reads back to itself."""
+"""Laws, clusters and the call syntax of texts: what each states is what it does, and its text reads
+back to itself.
+"""
 
+import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from asyncsim import Cluster, InputError
+from asyncsim.base.calls import Call, bind, form_of, read, split
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
     Exponential,
     Gamma,
     HalfNormal,
-    Law,
     LogNormal,
     Mixture,
     Pareto,
@@ -25,6 +27,13 @@ from asyncsim.clusters.laws import (
     parse,
     scaled,
 )
+from asyncsim.clusters.policy import as_policy
+from asyncsim.clusters.workers import HeterogeneityWarning
+from asyncsim.methods import METHODS
+from asyncsim.problems import PROBLEMS
+from asyncsim.study.entries import entry_of, swept
+
+# Laws
 
 SAMPLES = 200_000
 
@@ -56,24 +65,22 @@ WITHOUT_REFERENCE = [
 EVERY_LAW = [law for law, _ in REFERENCES] + WITHOUT_REFERENCE
 
 
-def draw(law: Law, size: int = SAMPLES) -> np.ndarray:
+def draw(law, size=SAMPLES):
     return law.sample(np.random.default_rng(20), size)
 
 
 @pytest.mark.parametrize(("law", "reference"), REFERENCES, ids=[str(law) for law, _ in REFERENCES])
 def test_stated_moments_and_the_cdf_are_exact(law, reference):
-    assert law.mean == pytest.approx(reference.mean(), rel=1e-12)
-    assert law.std == pytest.approx(reference.std(), rel=1e-12)
+    expected = reference.mean(), reference.std()
+    assert (law.mean, law.std) == pytest.approx(expected, rel=1e-12)
     x = np.concatenate([[-1.0, 0.0], reference.ppf(np.linspace(0.001, 0.999, 50)), [np.inf]])
     np.testing.assert_allclose(law.cdf(x), reference.cdf(x), rtol=1e-10, atol=1e-14)
 
 
 def test_mixture_states_the_moments_of_its_parts():
     law = Mixture([Exponential(2.0), Constant(10.0)], [3, 1])
-    raw = [0.75 * math.factorial(k) * 2.0**k + 0.25 * 10.0**k for k in range(3)]  # E X**k
-    mean, std = raw[1], math.sqrt(raw[2] - raw[1] ** 2)
-    assert law.mean == pytest.approx(mean, rel=1e-14)
-    assert law.std == pytest.approx(std, rel=1e-14)
+    mean, square = 0.75 * 2 + 0.25 * 10, 0.75 * 2 * 2**2 + 0.25 * 10**2
+    assert (law.mean, law.std) == pytest.approx((mean, math.sqrt(square - mean**2)), rel=1e-14)
 
 
 @pytest.mark.parametrize("shape", [1.01, 2.0])
@@ -96,16 +103,14 @@ def test_samples_follow_the_cdf(law):
 
 @pytest.mark.parametrize("law", EVERY_LAW, ids=str)
 def test_shapes_and_range(law):
-    samples = law.sample(np.random.default_rng(0), (3, 4))
-    assert (samples.shape, samples.dtype) == ((3, 4), np.float64)
-    assert np.all(samples >= 0)
-    assert law.sample(np.random.default_rng(0), 0).shape == (0,)
+    samples = draw(law, (3, 4))
+    assert (samples.shape, samples.dtype) == ((3, 4), np.float64) and (samples >= 0).all()
+    assert draw(law, 0).shape == (0,)
     assert law.cdf(np.ones((2, 3))).shape == (2, 3)
     assert np.ndim(law.cdf(1.0)) == 0
     assert law.cdf(-1.0) == 0.0
-    assert law.cdf(np.inf) == pytest.approx(
-        1.0, abs=1e-15
-    )  # a mixture's shares add up to 1 but for rounding
+    # A mixture's shares add up to 1 but for rounding.
+    assert law.cdf(np.inf) == pytest.approx(1.0, abs=1e-15)
 
 
 seconds = st.floats(1e-6, 1e6)
@@ -114,9 +119,7 @@ simple_laws = st.one_of(
     st.builds(Exponential, seconds),
     st.builds(Gamma, seconds, st.floats(1e-3, 100)),
     st.builds(LogNormal, seconds, st.floats(1e-3, 100)),
-    st.tuples(seconds, seconds)
-    .filter(lambda pair: pair[0] < pair[1])
-    .map(lambda pair: Uniform(*pair)),
+    st.builds(lambda low, width: Uniform(low, low + width), seconds, seconds),
     st.builds(Weibull, seconds, st.floats(0.1, 100)),
     st.builds(Pareto, seconds, st.floats(1.001, 100)),
     st.builds(HalfNormal, seconds, seconds),
@@ -126,17 +129,11 @@ parts = st.lists(st.tuples(simple_laws, st.floats(1e-3, 1e3)), min_size=1, max_s
 any_law = simple_laws | parts.map(lambda pairs: Mixture(*zip(*pairs, strict=True)))
 
 
-@given(any_law)
-def test_text_reads_back_to_an_equal_law(law):
-    assert parse(str(law)) == law
-    assert parse(repr(law)) == law
-
-
 @given(any_law, st.lists(seconds, min_size=2, max_size=10))
-def test_cdf_is_monotone_within_zero_and_one(law, x):
+def test_texts_of_laws_are_read_back_and_their_cdf_is_monotone(law, x):
+    assert parse(str(law)) == parse(repr(law)) == law
     values = law.cdf(np.sort(x))
-    assert np.all(np.diff(values) >= -1e-15)
-    assert np.all((values >= 0) & (values <= 1))
+    assert (np.diff(values) >= -1e-15).all() and (values >= 0).all() and (values <= 1).all()
 
 
 @pytest.mark.parametrize(
@@ -167,12 +164,116 @@ def test_many_samples_are_not_all_shown():
     assert repr(many) == "<Empirical: 2,000 samples from 0.5 to 2.5 s, mean 1.5 s>"
 
 
-def test_laws_load_without_heavy_packages():
-    code = (
-        "import asyncsim.clusters.laws, sys; print({'jax', 'scipy', 'pandas', 'matplotlib'} & "
-        "set(sys.modules))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert loaded.stdout.strip() == "set()"
+# Clusters
+
+
+def test_a_law_per_worker_from_an_array():
+    assert Cluster(2, np.array([1, 2.5])) == Cluster(2, [1.0, 2.5])
+    assert Cluster(2, 1.0, latency=np.array([0.1, 0.2])) == Cluster(2, 1.0, latency=(0.1, 0.2))
+    assert Cluster(2, np.array(2.0)) == Cluster(2, 2.0)
+
+
+def test_equal_speeds_are_said_aloud_and_are_one_law():
+    message = r"all 3 are .*changes nothing; give one law"
+    with pytest.warns(HeterogeneityWarning, match=message) as caught:
+        cluster = Cluster(3, [Gamma(1, 0.2)] * 3)
+    assert caught[0].filename == __file__
+    assert cluster == Cluster(3, Gamma(1, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("network", "up", "down"),
+    [
+        ({}, 0.0, 0.0),
+        ({"bandwidth": 8.0, "message_bytes": 4}, 0.5, 0.5),
+        ({"bandwidth": 8.0, "message_bytes": [1, 4]}, 0.125, 0.5),
+    ],
+)
+def test_transfers(network, up, down):
+    cluster = Cluster(1, 1.0, **network)
+    assert (cluster.transfer_up, cluster.transfer_down) == (up, down)
+    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
+
+
+# Calls
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2", 2),
+        ("-0.5", -0.5),
+        ("None", None),
+        ("'a, b'", "a, b"),
+        ("[1] * 2 + [x]", [1, 1, Call("x")]),
+        ("f()", Call("f", brackets=True)),
+        (
+            "f(1, b=g(c=h))",
+            Call("f", (1,), (("b", Call("g", (), (("c", Call("h")),), True)),), True),
+        ),
+    ],
+)
+def test_what_texts_stand_for(text, value):
+    assert read(text, "a thing", "f(1)") == value
+    if isinstance(value, Call):
+        assert str(value) == text
+
+
+@pytest.mark.parametrize(
+    ("texts", "entries"),
+    [
+        ("a,b", ["a", "b"]),
+        (("a, ", "b(c=[1, 2], d='x,y')", 3), ["a", "b(c=[1, 2], d='x,y')", 3]),
+        ("a(b, c", ["a(b, c"]),
+        (")a,b", [")a", "b"]),
+        ("'a,b", ["'a,b"]),
+        (" , ", []),
+    ],
+)
+def test_texts_are_split_outside_of_brackets(texts, entries):
+    assert split(texts) == entries
+
+
+def test_forms_and_arguments():
+    def function(a, b=2, *others, c=None, **more):
+        pass
+
+    assert form_of(function) == "function(a, b=2, c)"
+    assert bind(Call("function", (1,), (("c", 3),)), function, "x") == {"a": 1, "c": 3}
+    with pytest.raises(InputError, match=r"^x: a missing; write function\(a, b=2, c\)$"):
+        bind(Call("function"), function, "x")
+    with pytest.raises(InputError, match=r"^x: a is given twice"):
+        bind(Call("function", (1,), (("a", 1),)), function, "x")
+
+
+def test_entries_with_several_lists_are_all_combinations():
+    entry = entry_of("methods", "gem(kappa=[1, 2], momentum=[0.5, 0.9], variant=paper)", METHODS)
+    arguments = [dict(method.arguments) for method in swept(entry)]
+    pairs = [(method["kappa"], method["momentum"]) for method in arguments]
+    assert pairs == [(1, 0.5), (1, 0.9), (2, 0.5), (2, 0.9)]
+    assert {method["variant"] for method in arguments} == {"paper"}
+
+
+#: Pieces that texts of users are made of, and what breaks parsers.
+WORDS = ["gem", "kappa", "digits", "x.py:f", "gamma", "first_of", "2", "1e9", "None", "**"]
+PIECES = st.sampled_from([*"()[]{},=*+-.:'\" /\\\n\0", *WORDS])
+
+
+@settings(max_examples=60)
+@given(st.lists(PIECES, max_size=12).map("".join))
+@example("-" * 5_000 + "1")
+@example("gem(" * 500)
+@example("[[" * 50 + "]]" * 50)
+@example("gem(kappa=" + "9" * 5_000 + ")")
+def test_texts_are_read_or_refused(text):
+    for reader in (
+        parse,
+        as_policy,
+        split,
+        lambda text: entry_of("methods", text, METHODS),
+        lambda text: entry_of("problem", text, PROBLEMS),
+    ):
+        try:
+            reader(text)
+        except InputError as error:
+            assert 0 < len(str(error)) < 1_500

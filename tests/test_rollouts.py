@@ -1,31 +1,23 @@
-"""Rollouts: clocks against conservation, closed forms and a calculation by hand; replays against a
-plain loop.
+"""Rollouts: clocks against conservation, closed forms and a calculation by hand; logs of samples:
+their staleness, the bound, the limit that binds, damaged rows, and the cluster that they show.
 """
 
-import dataclasses
-import itertools
-import math
+import re
 
-import formulas
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from edits import log_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import asyncsim
-from asyncsim import Cluster, InputError, Rollouts, recorders, replay, simulate
+import asyncsim.__main__ as command
+from asyncsim import Cluster, InputError, Rollouts, Trace, simulate
+from asyncsim.calibration.rollouts import calibrate_rollouts
 from asyncsim.clusters.failures import crash, pause, slow
-from asyncsim.methods.policy_gradient import policy_gradient
-from asyncsim.problems.arithmetic import arithmetic
-from asyncsim.problems.token_bandit import token_bandit
-from asyncsim.replays.plan import purpose_key
-from asyncsim.replays.post_training import replay_members
-from asyncsim.replays.recorders import Recorder
 from asyncsim.theory import rollouts as theory
-from asyncsim.traces.samples import law_of_staleness
+from asyncsim.traces.lag import check_lag
+from asyncsim.traces.samples import binding_limit, law_of_staleness
 
 QUEUES = (
     "pace(0)",
@@ -53,31 +45,35 @@ def mean_staleness(trace, weight="samples", warm_up=0.3):
 # Clocks.
 
 
+FAILURES = [
+    crash("exponential(9)", 1.0, on="slots", together=False),
+    slow("exponential(5)", 2.0, 0.5, on="slots"),
+    pause("exponential(7)", 1.0, on="slots"),
+    crash("exponential(20)", 2.0, on="learners"),
+]
+
+
 @st.composite
 def settings_of_rollouts(draw):
     group = draw(st.sampled_from((1, 2, 4)))
     updates = draw(st.sampled_from(("start", "in_flight", "abort_and_resume")))
-    failures = [
-        draw(st.sampled_from((None, crash("exponential(9)", 1.0, on="slots", together=False)))),
-        draw(st.sampled_from((None, slow("exponential(5)", 2.0, 0.5, on="slots")))),
-        draw(st.sampled_from((None, pause("exponential(7)", 1.0, on="slots")))),
-        draw(st.sampled_from((None, crash("exponential(20)", 2.0, on="learners")))),
-    ]
-    return {
-        "slots": draw(st.integers(1, 12)),
-        "length": draw(st.sampled_from(("exponential(1)", "constant(1)", "lognormal(1, 1)"))),
+    choices = {
+        "length": ("exponential(1)", "constant(1)", "lognormal(1, 1)"),
+        "submit": ("rollout", "group", "batch"),
+        "consume": ("finished", "started"),
+        "queue": QUEUES,
+        "prefill": (0.0, 0.1) if updates != "start" else (0.0,),
+        "transfer": (0.0, "exponential(0.3)"),
+        "time": (0.2, 2.0, "exponential(0.5)"),
+        "slots": range(1, 13),
+        "learners": range(1, 4),
+        "seed": range(100),
+    }
+    return {name: draw(st.sampled_from(values)) for name, values in choices.items()} | {
         "group": group,
         "batch": group * draw(st.integers(1, 4)),
-        "submit": draw(st.sampled_from(("rollout", "group", "batch"))),
-        "consume": draw(st.sampled_from(("finished", "started"))),
-        "queue": draw(st.sampled_from(QUEUES)),
         "updates": updates,
-        "prefill": draw(st.sampled_from((0.0, 0.1))) if updates != "start" else 0.0,
-        "transfer": draw(st.sampled_from((0.0, "exponential(0.3)"))),
-        "failures": [failure for failure in failures if failure is not None],
-        "learners": draw(st.integers(1, 3)),
-        "time": draw(st.sampled_from((0.2, 2.0, "exponential(0.5)"))),
-        "seed": draw(st.integers(0, 99)),
+        "failures": [failure for failure in FAILURES if draw(st.booleans())],
     }
 
 
@@ -95,10 +91,9 @@ def test_ages_and_counts_of_samples_agree(setting):
     assert audit.bound is None or setting["learners"] == 1
     samples = trace.samples
     trained = samples[samples["outcome"] == "trained"]
-    assert (trained.groupby("version").size() == setting["batch"]).all()
+    assert trained.groupby("version").size().eq(setting["batch"]).all()
     assert trained.groupby(["version", "group"]).size().eq(setting["group"]).all()
-    assert (trained["end_time"] <= trained["ready_time"]).all()
-    assert (trained["ready_time"] <= trained["take_time"]).all()
+    assert (np.diff(trained[["end_time", "ready_time", "take_time"]]) >= 0).all()
     busy = samples.sort_values(["slot", "start_time"])
     after = busy.groupby("slot")["start_time"].shift(-1)
     assert not (busy["end_time"] > after).any(), "a slot has one sample at a time"
@@ -119,9 +114,9 @@ def test_slots_that_never_finish_a_sample_end_the_run(monkeypatch):
         learner(1, slots=1, length=1.0, failures=[crash(0.5, 0.1, on="slots")])
 
 
-def test_rows_by_hand():
+def test_rows_and_shares_by_hand():
     """Two slots, samples of 1 s, batches of two, updates of 0.5 s: one version per second."""
-    trace = learner(3, 0.5, slots=2, length=1.0, batch=2, queue="keep()")
+    trace = learner(10, 0.5, slots=2, length=1.0, batch=2, queue="keep()")
     rows = trace.samples[["slot", "start_time", "take_time", "read_version", "version"]].head(6)
     assert rows.to_numpy().tolist() == [
         [0, 0, 1, 0, 0],
@@ -131,28 +126,24 @@ def test_rows_by_hand():
         [0, 2, 3, 1, 2],
         [1, 2, 3, 1, 2],
     ]
-    assert trace.frame["commit_time"].tolist() == [1.5, 2.5, 3.5]
+    assert trace.frame["commit_time"].tolist() == np.arange(1.5, 11).tolist()
+    expected = {"update_time": 1, "slots_busy": 1, "learner_busy": 0.5, "warm_up": 2}
+    expected |= {"staleness_mean": 1, "staleness_tokens_mean": 1, "samples_lost": 0}
+    assert expected.items() <= trace.summary().items()
+    assert binding_limit(1.0, 0.5) == "slots"
+    assert binding_limit(0.9, 1.0) == "learner" and binding_limit(0.5, 0.5) == "queue"
 
 
 @pytest.mark.parametrize("consume", ["finished", "started"])
 @pytest.mark.parametrize("eta", [0, 4])
 def test_pacing_keeps_the_mean_staleness_at_eta(eta, consume):
-    queue = f"pace({eta})"
-    trace = learner(
-        200,
-        0.01,
-        slots=400,
-        length="lognormal(1, 1)",
-        group=4,
-        batch=16,
-        queue=queue,
-        consume=consume,
-    )
+    setting = {"slots": 400, "length": "lognormal(1, 1)", "group": 4, "batch": 16}
+    trace = learner(200, 0.01, queue=f"pace({eta})", consume=consume, **setting)
     assert mean_staleness(trace) == pytest.approx(eta, abs=0.03)
     assert consume == "finished" or trace.samples["staleness"].max() == eta
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", [0, 1, 3, 4])
 def test_closed_forms(number):
     draws = np.random.default_rng(number)
     batch, slots = int(draws.choice((32, 64))), int(draws.integers(64, 160))
@@ -192,347 +183,275 @@ def test_a_longer_trace_begins_like_a_shorter_one_and_failures_change_no_length(
     )
     failing = learner(10, failures=[crash("exponential(3)", 1.0, on="slots")], **setting)
     lengths = [trace.samples.groupby("sample")["length"].first() for trace in (short, failing)]
-    both = min(map(len, lengths))
-    assert lengths[0][:both].tolist() == lengths[1][:both].tolist()
+    shared = min(map(len, lengths))
+    assert lengths[0][:shared].equals(lengths[1][:shared])
     assert (failing.samples["outcome"] == "cancelled").any()
 
 
 def test_a_trace_with_samples_survives_its_file(tmp_path):
-    setting = {
-        "slots": 6,
-        "length": "empirical([0, 1])",
-        "group": 2,
-        "batch": 4,
-        "queue": "drop_oldest(1)",
-    }
+    setting = {"slots": 6, "length": "empirical([0, 1])", "group": 2, "batch": 4}
     failures = [crash("exponential(3)", 1.0, on="slots")]
-    trace = learner(10, 0.3, updates="in_flight", failures=failures, **setting)
+    options = {"updates": "in_flight", "queue": "drop_oldest(1)", "failures": failures}
+    trace = learner(10, 0.3, **options, **setting)
     assert trace.samples["length"].min() == 0 and len(trace.rollouts.switches)
-    again = asyncsim.Trace.load(trace.save(tmp_path / "trace.parquet"))
+    again = Trace.load(trace.save(tmp_path / "trace.parquet"))
     for name, table in trace.rollouts._asdict().items():
-        pd.testing.assert_frame_equal(table, getattr(again.rollouts, name))
+        pd.testing.assert_frame_equal(table, getattr(again.rollouts, name), check_exact=True)
     assert again.check() == trace.check() and again.cluster == trace.cluster
-    method, problem = policy_gradient(0.5), token_bandit()
-    runs = [replay(entry, method, problem).params["theta"].tobytes() for entry in (trace, again)]
-    assert runs[0] == runs[1]
 
 
-# Replays.
+# Logs
 
 
-def trained_apart(trace):
-    """Return the trace of synchronous training, built without queue, gate or clock of slots."""
-    rollouts, updates = trace.cluster.rollouts, len(trace)
-    number = np.arange(updates * rollouts.batch)
-    version = number // rollouts.batch
-    lengths = trace.samples.sort_values("sample")["length"].to_numpy()[: len(number)]
-    samples = pd.DataFrame(
-        {
-            "sample": number,
-            "group": number // rollouts.group,
-            "length": lengths,
-            "read_version": version,
-            "version": version,
-            "staleness": 0,
-            "outcome": "trained",
-        }
-    )
-    return dataclasses.replace(trace, rollouts=trace.rollouts._replace(samples=samples))
+@pytest.fixture
+def log(tmp_path):
+    """A log of a simulated run, as a real system would write it."""
+    setting = {"slots": 6, "length": "exponential(1)", "group": 2, "batch": 4}
+    trace = learner(40, 0.3, queue="pace(2)", consume="started", **setting)
+    table = log_of(trace)
+    table["version"] = table["version"].where(table["outcome"] == "trained")
+
+    def write(name="log.parquet", **changes):
+        changed = table.copy()
+        for column, (row, value) in changes.items():
+            changed[column] = changed[column].astype(object)
+            changed.loc[row, column] = value
+        path = tmp_path / name
+        changed.to_csv(path, index=False) if name.endswith(".csv") else changed.to_parquet(path)
+        return path
+
+    return write, trace
 
 
-def test_pace_zero_is_synchronous_training_byte_for_byte():
-    trace = learner(12, slots=6, length="exponential(1)", group=2, batch=8, queue="pace(0)")
-    method, problem = policy_gradient(0.5, "ppo", inner_steps=2), token_bandit()
-    runs = [replay(which, method, problem, 3) for which in (trace, trained_apart(trace))]
-    assert runs[0].params["theta"].tobytes() == runs[1].params["theta"].tobytes()
-    assert runs[0].commits["reward"].equals(runs[1].commits["reward"])
+@pytest.mark.parametrize("name", ["log.parquet", "log.csv"])
+def test_a_log_of_a_simulated_run(log, name):
+    write, trace = log
+    report = check_lag(write(name), bound=2)
+    law = trace.staleness()
+    assert report.law.to_list() == pytest.approx(law.to_list())
+    assert report.beyond is None and report.updates == 40
+    assert report.open == pytest.approx(report.mean, abs=0.2)
+    assert "bound 2: holds" in str(report)
 
 
-def test_corrections_agree_where_nothing_is_stale():
-    trace = learner(5, slots=6, length="exponential(1)", group=4, batch=8, queue="pace(0)")
-    params = [
-        replay(
-            trace,
-            policy_gradient(0.5, name, normalize="constant"),
-            token_bandit(),
-            precision="float64",
-        ).params
-        for name in ("none", "importance", "decoupled(0.2, 2)", "gspo")
-    ]
-    for other in params[1:]:
-        np.testing.assert_allclose(other["theta"], params[0]["theta"], rtol=0, atol=1e-12)
+def test_a_violated_bound_names_its_row(log):
+    write, trace = log
+    row = int((trace.samples["outcome"] == "trained").to_numpy().nonzero()[0][50])
+    version = trace.samples["version"][row]
+    changes = {"read_version": (row, version - 3)}
+    report = check_lag(write(**changes), bound=2)
+    assert report.beyond == row
+    pair = f"which read {version - 3} and was trained at {version}; rows count from 0"
+    assert f"bound 2: violated by 1 of 160 samples, first by row {row}, {pair}" in str(report)
+    report = check_lag(write("log.csv", **changes), bound=2)
+    assert f"first by row {row} (line {row + 2}), {pair}" in str(report)
 
 
-@pytest.mark.parametrize("normalize", [None, "token", "constant"])
-def test_gspo_is_its_equation_5_by_enumeration(normalize):
-    """Sums over all groups of two that the old policy may write, of sequences of 1 to 3 tokens."""
-    texts = [text for n in (1, 2, 3) for text in itertools.product(range(2), repeat=n)]
-    tokens = np.array([text + (0,) * (3 - len(text)) for text in texts])
-    present = jnp.arange(3) < jnp.array([[len(text)] for text in texts])
-    clip, method = 0.1, policy_gradient(correction="gspo(0.1)", normalize=normalize)
-
-    def logps(theta):  # of each token of each text; a text's length has a probability of its own
-        return jnp.where(present, jax.nn.log_softmax(theta)[jnp.arange(3), tokens], 0.0)
-
-    with jax.enable_x64(True):
-        draws = np.random.default_rng(0)
-        old = jnp.asarray(draws.normal(size=(3, 2)))
-        new, rewards = old + 0.3 * draws.normal(size=(3, 2)), draws.normal(size=len(texts))
-        pairs = np.array(list(itertools.product(range(len(texts)), repeat=2)))
-        chance = np.exp(np.asarray(logps(old)).sum(1)) / 3
-        chance = chance[pairs].prod(1)
-        spread = rewards[pairs] - rewards[pairs].mean(1, keepdims=True)
-        length = present.sum(1).astype(float)
-
-        def objective(theta):  # equation 5
-            s = jnp.exp((logps(theta) - logps(old)).sum(1) / length)[pairs]
-            terms = jnp.minimum(s * spread, jnp.clip(s, 1 - clip, 1 + clip) * spread)
-            if normalize is not None:  # the same sums over tokens, otherwise divided
-                terms = terms * length[pairs]
-            if normalize == "token":
-                terms = terms / length[pairs].mean(1, keepdims=True)
-            return chance @ terms.mean(1)
-
-        def ascent(theta):
-            def loss(pair, advantage):
-                behaviour = logps(old)[pair]
-                return method.loss(logps(theta)[pair], behaviour, None, advantage, present[pair])[0]
-
-            return -chance @ jax.vmap(loss)(pairs, spread)
-
-        expected, gradient = jax.grad(objective)(new), jax.grad(ascent)(new)
-    assert np.abs(expected).max() > 0.01
-    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-12)
+@pytest.mark.parametrize("failures", [(), ("crash(every=exponential(6), lasts=1, on=slots)",)])
+def test_an_export_of_samples_states_which_were_trained(tmp_path, failures):
+    setting = {"slots": 8, "length": "exponential(1)", "group": 2, "batch": 8}
+    trace = learner(10, 0.2, failures=failures, queue="discard(1)", **setting)
+    trace.samples.to_parquet(tmp_path / "samples.parquet")
+    report = check_lag(tmp_path / "samples.parquet", bound=1)
+    outcomes = trace.samples["outcome"].value_counts()
+    assert outcomes["discarded"] > 0 and outcomes["open"] > 0
+    assert report.samples - report.untrained == outcomes["trained"] == 80
+    assert report.law.to_list() == pytest.approx(trace.staleness().to_list())
+    assert report.beyond is None
+    assert np.isnan(report.open) and "unknown without start_time, train_time" in str(report)
+    assert "the limit is unknown without take_time, train_time" in str(report)
+    log = log_of(trace)
+    log.to_parquet(tmp_path / "complete.parquet")
+    audited = trace.check().open / 80
+    assert check_lag(tmp_path / "complete.parquet").open == pytest.approx(audited)
+    # Without the version of their discard, samples count until the end of their generation.
+    log["version"] = log["version"].where(log["outcome"] == "trained")
+    log.to_parquet(tmp_path / "log.parquet")
+    assert 0.7 * audited < check_lag(tmp_path / "log.parquet").open <= audited
 
 
-def plain_loop(trace, method, settings_, seed):
-    """Replay a trace on the token bandit sample by sample and token by token, in NumPy."""
-    states, actions, count = settings_["states"], settings_["actions"], settings_["tokens"]
-    draws = asyncsim.base.streams.Streams(0, "token bandit").generator(0, 0)
-    table = draws.standard_normal((states, count, actions + 1, actions, settings_["features"]))
-    rewards_table = draws.standard_normal((states, *(actions,) * count))
-    key = purpose_key(seed, "samples")
-    rollouts, tables = trace.cluster.rollouts, trace.rollouts
-    versions = [np.zeros(settings_["features"])]
+def test_the_limit_that_binds(tmp_path):
+    rows = {"read_version": [0, 0, 1, 1], "version": [0, 0, 1, 1], "slot": [0, 1, 0, 1]}
+    rows |= {"start_time": [0, 0, 1, 1], "end_time": [1, 1, 2, 2], "take_time": [1, 1, 2, 2]}
+    log, path = pd.DataFrame(rows | {"train_time": [1, 1, 2, 2]}), tmp_path / "log.csv"
+    log.to_csv(path)
+    assert "the slots bind: they are busy 100%" in str(check_lag(path))
+    log.assign(end_time=[0.5, 1, 1.5, 2]).to_csv(path)
+    assert check_lag(path).slots_busy == pytest.approx(0.75)
+    log[["read_version", "version"]].to_csv(path)
+    assert "which limit binds is unknown" in str(check_lag(path))
 
-    def log_probabilities(theta, state, before, position):
-        logits = table[state, position, before] @ theta
-        return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
 
-    for update in range(len(trace)):
-        theta = versions[-1]
-        rows = tables.samples[
-            (tables.samples["outcome"] == "trained") & (tables.samples["version"] == update)
-        ].sort_values("sample")
-        batch = []
-        for row, sample in rows.iterrows():
-            _, token_key = jax.random.split(jax.random.fold_in(key, sample["sample"]))
-            state = min(int(rollouts.length.cdf(sample["length"]) * states), states - 1)
-            tokens, behaviour, before = [], [], actions
-            for position in range(count):
-                amid = tables.switches[tables.switches["row"] == row]
-                amid = amid[amid["share"] <= position / count]
-                version = amid["version"].iloc[-1] if len(amid) else sample["read_version"]
-                logp = log_probabilities(versions[version], state, before, position)
-                noise = jax.random.gumbel(
-                    jax.random.fold_in(token_key, position), (actions,), "float64"
-                )
-                token = int(np.argmax(logp + np.asarray(noise)))
-                tokens.append(token)
-                behaviour.append(logp[token])
-                before = token
-            batch.append(
-                (
-                    state,
-                    tokens,
-                    np.array(behaviour),
-                    rewards_table[(state, *tokens)],
-                    sample["read_version"],
-                )
-            )
-        rewards = np.array([entry[3] for entry in batch]).reshape(-1, rollouts.group)
-        read = np.array([entry[4] for entry in batch]).reshape(-1, rollouts.group)
-        advantage = np.zeros_like(rewards)
-        for group in range(len(rewards)):
-            for member in range(rollouts.group):
-                others = {
-                    "none": [],
-                    "group": rewards[group],
-                    "leave_one_out": np.delete(rewards[group], member),
-                    "version_group": rewards[group][read[group] == read[group][member]],
-                }[method.baseline]
-                advantage[group, member] = rewards[group, member] - (
-                    np.mean(others) if len(others) else 0.0
-                )
-        advantage = advantage.ravel()
+def planted(**changes):
+    """Return 12 samples in 6 updates of 2, each two versions old but for the first, with changes.
 
-        def score(theta, state, tokens):
-            logp, gradients, before = [], [], actions
-            for position, token in enumerate(tokens):
-                logs = log_probabilities(theta, state, before, position)
-                features = table[state, position, before]
-                logp.append(logs[token])
-                gradients.append(features[token] - np.exp(logs) @ features)
-                before = token
-            return np.array(logp), np.array(gradients)
+    A change is a function of the table, the values of a column, or one value by row.
+    """
+    version = np.arange(12) // 2
+    read = np.maximum(version - 2, 0)
+    log = pd.DataFrame({"read_version": read, "version": version, "group": version})
+    log = log.assign(slot=np.arange(12) % 6, outcome="trained", train_time=version + 1.0)
+    log["take_time"] = version + 0.5
+    log["start_time"] = np.where(version < 2, 0.0, read + 0.25 * (version % 2))
+    log["end_time"] = version + 0.3
+    for column, change in changes.items():
+        if isinstance(change, dict):
+            log[column] = log[column].astype(object)
+            for row, value in change.items():
+                log.loc[row, column] = value
+        else:
+            log[column] = change(log) if callable(change) else change
+    return log
 
-        proximal = [score(theta, state, tokens)[0] for state, tokens, *_ in batch]
-        for part in np.array_split(np.arange(len(batch)), method.inner_steps):
-            gradient = 0.0
-            for i in part:
-                state, tokens, behaviour, *_ = batch[i]
-                logp, gradients = score(theta, state, tokens)
-                spread = np.full(count, advantage[i])
-                weight = np.asarray(
-                    method.correction.weight(
-                        logp, behaviour, proximal[i], spread, np.ones(count, bool)
-                    )
-                )
-                length = count if method.normalize == "sequence" else 1
-                gradient = gradient + (weight * spread) @ gradients / len(part) / length
-            theta = theta + method.learning_rate * gradient
-        versions.append(theta)
-    return versions[-1]
+
+ONE_UPDATE = "must be that of the other samples of its version"
+LATE_READS = {"read_version": lambda log: np.floor(log["end_time"])}
+DATE = pd.Timestamp("2026-11-28 03:00")
 
 
 @pytest.mark.parametrize(
-    ("correction", "baseline", "updates", "queue"),
+    ("log", "message"),
     [
-        ("none", "group", "start", "pace(3)"),
-        ("importance", "leave_one_out", "in_flight", "drop_oldest(1)"),
-        ("importance(sequence)", "none", "start", "keep()"),
-        ("truncated(1.1)", "version_group", "start", "pace(3)"),
-        ("cispo", "group", "abort_and_resume", "pace(2)"),
-        ("icepop(0.9, 1.2)", "group", "in_flight", "pace(3)"),
-        ("decoupled(0.05, 1.1)", "group", "in_flight", "discard(6)"),
-        ("gspo(0.02)", "leave_one_out", "start", "pace(3)"),
+        (planted(version={3: -1}), "version of row 3 is -1; it must be a whole number of"),
+        (planted(read_version={5: 99}), "version of row 5 is 2; it must not be below read_version"),
+        (planted(end_time={2: -4.0}), "end_time of row 2 is -4; it must not be before start"),
+        (planted(read_version={1: None}), "read_version of row 1 is empty"),
+        (planted(read_version={1: 0.5}), "read_version of row 1 is 0.5; it must be a whole"),
+        (planted(outcome={1: "ok"}), "outcome of row 1 is ok; it must be trained, dropped,"),
+        (planted(version={11: 1e300}), "version of row 11 is 1e+300; it must be a whole"),
+        (planted(version=[True] * 12), "version of row 0 is True; it must be a finite number"),
+        (planted(version={4: "two"}), "version of row 4 is two; it must be a finite number"),
+        (planted(version={4: None}), "version of row 4 is empty; it is of a trained sample"),
+        (planted(version=np.nan, outcome="dropped"), "has no trained sample"),
+        # Reads and updates that contradict each other.
+        (planted(**LATE_READS), "read_version of row 2 is 1; it was made after the sample's start"),
+        (planted(**LATE_READS), "the mean staleness is 0.000, and by the times 1.500; log the"),
+        (planted(read_version={8: 3}), "read_version of row 8 is 3; it was made after"),
+        (planted().drop([6, 7]), "version of row 6 is 4; it must be 0, or that of another"),
+        (planted(train_time={5: 3.4}), f"train_time of row 5 is 3.4; it {ONE_UPDATE}"),
+        (planted(take_time={5: 2.6}), f"take_time of row 5 is 2.6; it {ONE_UPDATE}"),
+        (planted(version={10: 4, 11: 4}), f"take_time of row 10 is 5.5; it {ONE_UPDATE}"),
+        (
+            planted(train_time={4: 4.5, 5: 4.5}),
+            "train_time of row 6 is 4; it must not be before the end of the update before",
+        ),
+        (planted(group={4: 1, 5: 1}), "version of row 4 is 2; it must be that of its group's"),
+        (planted(group={4: None}), "group of row 4 is empty; it must name the group"),
+        (planted(slot={4: None}), "slot of row 4 is empty; it must name the slot"),
+        (planted(slot={1: 0}), "row 1 overlaps row 0 in slot 0; give"),
+        # Times.
+        (planted(train_time={4: None, 5: None}), "train_time of row 4 is empty; it must be known"),
+        (planted(start_time={4: None}), "start_time of row 4 is empty; it must be known"),
+        (planted(end_time={4: "3 ms"}), "end_time of row 4 is 3 ms; it must be a finite number"),
+        (planted(end_time=DATE), "holds dates, and another time seconds; log all alike"),
+        # Doubts and counts that are no errors.
+        (planted(version=lambda log: log["version"] + 1), "no sample has version 0: if the log"),
+        # Of a log that begins later there is none, too, and that is no doubt.
+        (
+            planted(version=lambda log: log["version"] + 2, group=lambda log: log["version"]),
+            "would use both better\nthe mean staleness is 4.000",
+        ),
+        (
+            planted(read_version={5: 1}, start_time={5: 1.0}),
+            "mean 1.417, largest 2; of the oldest sample of an update 1.500",
+        ),
+        (
+            planted(read_version=0),
+            "the mean staleness is 2.500, and 1.500 updates ended during a sample: slots read",
+        ),
+        (planted(slot=np.nan), "the limit is unknown without slot, start_time, end_time"),
+        (planted(), "open samples per batch: 1.500\n"),
+        # The open samples count until the last update, beyond which they were never taken.
+        (
+            planted(version={10: 99, 11: 99}, outcome={10: "open", 11: "open"}),
+            "open samples per batch: 1.800\n",
+        ),
     ],
 )
-def test_replay_equals_a_plain_loop(correction, baseline, updates, queue):
-    trace = learner(
-        8, 0.3, slots=12, length="exponential(1)", group=2, batch=4, queue=queue, updates=updates
-    )
-    method = policy_gradient(0.5, correction, baseline, inner_steps=2)
-    problem = token_bandit()
-    with jax.enable_x64(True):
-        run = replay(trace, method, problem, 1, precision="float64")
-        expected = plain_loop(trace, method, problem.config, 1)
-    np.testing.assert_allclose(run.params["theta"], expected, rtol=0, atol=1e-10)
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_planted_logs(tmp_path, log, message, name):
+    path = tmp_path / name
+    if name == "log.csv":
+        log.to_csv(path, index=False)
+        message = re.sub(r"row (\d+)", lambda row: f"{row[0]} (line {int(row[1]) + 2})", message)
+    else:
+        if any(str in (types := {*map(type, log[column])}) and len(types) > 1 for column in log):
+            pytest.skip("parquet has one type for a column")
+        log.to_parquet(path)
+    try:
+        text = str(check_lag(path))
+    except InputError as error:
+        text = str(error)
+    assert message in text
 
 
-def test_members_are_lone_replays():
-    trace = learner(6, slots=6, length="exponential(1)", group=2, batch=4, queue="pace(2)")
-    method, problem = policy_gradient(0.5), token_bandit()
-    together = replay_members(trace, method, problem, [0, 1], [0.5, 0.1])
-    for seed, rate, run in zip([0, 1], [0.5, 0.1], together, strict=True):
-        alone = replay(trace, method._replace(learning_rate=rate), problem, seed)
-        np.testing.assert_allclose(run.params["theta"], alone.params["theta"], atol=1e-6)
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_a_log_is_judged_by_its_header_and_length_before_it_is_read(tmp_path, monkeypatch, name):
+    path = tmp_path / name
+
+    def refused(log, message):
+        log.to_csv(path, index=False) if name == "log.csv" else log.to_parquet(path)
+        with pytest.raises(InputError, match=message):
+            check_lag(path)
+
+    monkeypatch.setattr(pd, "read_parquet", None)
+    refused(planted().drop(columns="version"), "misses version")
+    monkeypatch.setattr("os.sysconf", lambda name: 1)  # bytes of memory
+    refused(planted(), "a table of its length needs at least .* GiB of memory")
 
 
-def test_arithmetic_rewards_right_sums_only():
-    problem = arithmetic(2)
-    numbers = jnp.array([[7, 1, -1], [5, 2, -1]])  # 17 + 25 = 42
-    assert problem.reward(jnp.array([2, 4, 0]), numbers) == 1
-    assert problem.reward(jnp.array([2, 3, 0]), numbers) == 0
-    short = jnp.array([[7, -1, -1], [5, -1, -1]])  # 7 + 5 = 12, two tokens
-    assert problem.reward(jnp.array([2, 1, 9]), short) == 1
+@pytest.mark.parametrize("form", ["dates", "dates of a zone", "intervals"])
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_dates_and_intervals_count_from_the_first(tmp_path, form, name):
+    times = ["start_time", "end_time", "take_time", "train_time"]
+    log, path = planted(), tmp_path / name
+    log.to_csv(tmp_path / "seconds.csv")
+    dates = log[times].apply(pd.to_timedelta, unit="s")
+    if form != "intervals":
+        dates = DATE.tz_localize("Asia/Tokyo" if "zone" in form else None) + dates
+    log = log.assign(**dict(dates))
+    log.to_csv(path) if name == "log.csv" else log.to_parquet(path)
+    assert str(check_lag(path)) == str(check_lag(tmp_path / "seconds.csv"))
 
 
-def test_value_of_the_bandit_is_the_mean_reward():
-    problem = token_bandit(states=2, actions=3, tokens=2)
-    params = {"theta": jnp.linspace(-1, 1, 8)}
-    key = jax.random.key(0)
-
-    def reward(number):
-        state = number % 2
-        tokens, _ = problem.sample(
-            lambda _: params, jax.random.fold_in(key, number), state, jnp.asarray(2, jnp.int32)
-        )
-        return problem.reward(tokens, state)
-
-    rewards = np.asarray(jax.vmap(reward)(jnp.arange(20_000, dtype=jnp.int32)))
-    error = rewards.std() / np.sqrt(len(rewards))
-    assert abs(rewards.mean() - problem.value(params)) < 4 * error
+# The cluster of a log
 
 
-def test_a_replay_evaluates_and_records_as_others_do():
-    trace = learner(6, slots=6, length="exponential(1)", group=2, batch=4, queue="pace(2)")
-
-    def observe(last, commit):
-        return commit.step, [jnp.vdot(last, commit.step)]
-
-    product = Recorder(("product",), observe, lambda method, central: 0 * central, shared=True)
-    method, problem = policy_gradient(0.5), token_bandit()
-    run = replay(trace, method, problem, evaluate_every=2, record=[product, recorders.energy()])
-    assert run.evaluations["commit"].tolist() == [0, 2, 4, 6]
-    assert run.evaluations["reward"].iloc[0] == pytest.approx(
-        float(problem.value(problem.init(None))), rel=1e-5
-    )
-    assert run.commits["product"].iloc[0] == 0 and (run.commits["product"].iloc[1:] != 0).any()
-    np.testing.assert_allclose(
-        run.commits["central_energy"], run.commits["update_norm"] ** 2 / 2, rtol=1e-4
-    )
-    assert (
-        run.commits["staleness"].iloc[-1] == trace.samples.query("version == 5")["staleness"].mean()
-    )
-    again = asyncsim.replay_ensemble(
-        trace, policy_gradient, problem, seeds=[0, 1], learning_rate=[0.5, 0.1]
-    )
-    assert [one.config["hyperparameters"]["learning_rate"] for one in again] == [0.5, 0.1] * 2
-    assert (
-        again[0].params["theta"].tobytes()
-        == replay(trace, method, problem).params["theta"].tobytes()
-    )
+def test_samples_that_crashes_cut_short_are_censored(tmp_path):
+    """Counted as whole ones, they give mean lengths up to a tenth too short."""
+    setting = {"slots": 8, "length": "lognormal(1, 0.9)", "group": 2, "batch": 8}
+    crashes = ["crash(every=exponential(4), lasts=1, on=slots)"]
+    trace = learner(100, 0.3, failures=crashes, queue="pace(1)", **setting)
+    log_of(trace).to_parquet(tmp_path / "log.parquet")
+    fitted = calibrate_rollouts(tmp_path / "log.parquet")
+    samples = trace.samples.dropna(subset="end_time")
+    whole = samples.drop_duplicates("sample", keep="last")
+    assert fitted.rollouts.length.mean == pytest.approx(whole["length"].mean(), rel=0.03)
+    (fitted_crash,) = fitted.failures
+    assert fitted_crash.on == "slots" and fitted_crash.every.mean == pytest.approx(4, rel=0.1)
 
 
-def one_prompt(members):
-    """Return the terms of the law of mixed groups, and all that a group may write, of one prompt
-    and three actions.
-    """
-    problem = token_bandit(states=1, actions=3, features=3, tokens=1)
-    prompt, length = jnp.array(0, jnp.int32), jnp.array(1, jnp.int32)
-    actions = jnp.arange(3, dtype=jnp.int32)[:, None]
-
-    def logs(theta):
-        return jax.vmap(lambda action: problem.logp({"theta": theta}, prompt, action, length)[0])(
-            actions
-        )
-
-    old, new = jnp.array([0.4, -0.3, 0.2]), jnp.array([-0.5, 0.6, 0.3])
-    rewards = np.asarray(jax.vmap(lambda action: problem.reward(action, prompt))(actions), float)
-    score = np.asarray(jax.jacobian(logs)(new))
-    before, now = np.exp(np.asarray(logs(old))), np.exp(np.asarray(logs(new)))
-    terms = {
-        "gradient": (now * rewards) @ score,
-        "covariance": (before * (rewards - before @ rewards)) @ score,
-        "reward_gap": (before - now) @ rewards,
-        "old_score": before @ score,
-    }
-    method = policy_gradient(baseline="group")
-
-    def gradient(written):
-        advantage = method.advantages(jnp.asarray(rewards[written]), jnp.zeros(written.shape, int))
-        return np.einsum("gm,gmp->gp", np.asarray(advantage), score[written]) / members
-
-    return terms, before, now, gradient
+def test_samples_that_are_open_at_the_end_are_censored(tmp_path):
+    """An exponential law's mean is the time of all samples over the number of those that ended."""
+    trace = learner(24, 0.3, slots=16, length="exponential(4)", batch=8, queue="keep()")
+    log = log_of(trace).drop(columns="group")
+    log.to_parquet(tmp_path / "log.parquet")
+    last = max(log[name].max() for name in ("end_time", "take_time", "train_time"))
+    seconds = log["end_time"].fillna(last) - log["start_time"]
+    has_ended = log["end_time"].notna()
+    assert 0.05 < 1 - has_ended.mean() < 0.5
+    length = calibrate_rollouts(tmp_path / "log.parquet", law="exponential").rollouts.length
+    assert length.mean == pytest.approx(seconds.sum() / has_ended.sum(), rel=1e-6)
 
 
-@pytest.mark.parametrize(("old", "exact"), [(1, False), (2, True), (3, True)])
-def test_the_gradient_of_mixed_groups_by_enumeration(old, exact):
-    """Sums over who is old and over all that is written equal the law."""
-    members, share = 3, old / 3
-    with jax.enable_x64(True):
-        terms, before, now, gradient = one_prompt(members)
-        written = np.array(list(itertools.product(range(3), repeat=members)))
-        found = 0.0
-        for is_old in itertools.product((0, 1), repeat=members):
-            count = sum(is_old)
-            chance = share**count * (1 - share) ** (members - count)
-            if exact:
-                chance = float(count == old) / math.comb(members, old)
-            policies = np.where(np.array(is_old)[:, None], before, now)
-            found = found + chance * np.prod(policies[np.arange(members), written], 1) @ gradient(
-                written
-            )
-        law = formulas.mixed_group_gradient(members, share, **terms, exact=exact)
-        np.testing.assert_allclose(found, law, rtol=0, atol=1e-10)
+def test_the_command_that_checks_a_log(tmp_path, capsys):
+    pd.DataFrame({"read_version": [0, 0, 0], "version": [0, 1, 2]}).to_csv(tmp_path / "log.csv")
+    assert command.main(["check-lag", str(tmp_path / "log.csv"), "--bound", "1"]) == 1
+    violation = "bound 1: violated by 1 of 3 samples, first by row 2 (line 4), which read 0"
+    assert violation in capsys.readouterr().out
+    assert command.main(["check-lag", str(tmp_path / "log.csv"), "--bound", "2"]) == 0
+    assert command.main(["check-lag", str(tmp_path / "none.csv")]) == 2
+    assert "no such file\nhint: give a log" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["check-lag", "-h"])
+    assert "before the update that uses it" in " ".join(capsys.readouterr().out.split())

@@ -133,12 +133,16 @@ def test_each_server_has_the_rows_of_the_usual_model(cluster, commits, seed):
         parts = trace.parts[trace.parts["shard"] == shard]
         expected = pd.DataFrame(server.rows, columns=COLUMNS)
         parts = parts.merge(
-            trace.frame[["worker", "job", "start_time"]], how="left", on=["worker", "job"]
+            trace.frame[["worker", "job", "start_time", "send_time"]],
+            how="left",
+            on=["worker", "job"],
         )
         for name in COLUMNS[:-1]:
             found = parts[name].to_numpy()
             known = (
-                pd.notna(found) if name == "start_time" else np.ones(len(found), bool)
+                pd.notna(found)
+                if name in ("start_time", "send_time")
+                else np.ones(len(found), bool)
             )  # of whole messages
             np.testing.assert_array_equal(
                 found[known], expected[name].to_numpy()[known], err_msg=name

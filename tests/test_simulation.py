@@ -1,66 +1,45 @@
-"""The simulation: a run by hand, and random numbers; `test_world` has what holds of every trace."""
+"""The simulation: runs by hand, and random numbers; `test_world` has what holds of every trace."""
 
 import numpy as np
 import pytest
 from world import LAWS
 
+from asyncsim import Cluster, Constant, Exponential, Gamma, simulate, theory, trials
 from asyncsim.base.streams import Streams
-from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Constant, Exponential, Gamma
-from asyncsim.clusters.policy import barrier
 from asyncsim.simulation.delays import delays
-from asyncsim.simulation.simulate import simulate
-
-# A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
-K_SIGMA = 5.0
-
-TIMES = ["start_time", "arrive_time", "serve_time", "commit_time"]
+from asyncsim.traces.phases import phases
 
 
-def rows(trace, *names):
-    return [tuple(row) for row in trace.frame[list(names)].itertuples(index=False)]
+def rows(table, *names):
+    return [tuple(row) for row in table[list(names)].itertuples(index=False)]
 
 
 def test_exchange_by_hand():
     # At 3 the message of worker 1 arrives (scheduled at 0) before the service of worker 0 ends
     # (scheduled at 2): it waits for no time.
     trace = simulate(Cluster(2, [2.0, 3.0], service=1.0), 4)
-    names = ("worker", "job", "read_version", "read_time", *TIMES, "staleness", "version")
-    assert rows(trace, *names) == [
+    frame, times = trace.frame, ("start_time", "arrive_time", "serve_time", "commit_time")
+    names = ("worker", "job", "read_version", "read_time", *times, "staleness", "version")
+    assert rows(frame, *names) == [
         (0, 0, 0, 0.0, 0.0, 2.0, 2.0, 3.0, 0, 1),
         (1, 0, 0, 0.0, 0.0, 3.0, 3.0, 4.0, 1, 2),
         (0, 1, 1, 3.0, 3.0, 5.0, 5.0, 6.0, 1, 3),
         (1, 1, 2, 4.0, 4.0, 7.0, 7.0, 8.0, 1, 4),
     ]
-    assert rows(trace, "read_arrive_time", "read_serve_time") == [(0, 0), (0, 0), (2, 2), (3, 3)]
-    assert rows(trace, "push_version", "push_time") == [(0, 3.0), (1, 4.0), (2, 6.0), (3, 8.0)]
-    assert trace.open_reads[["worker", "job", "read_version", "read_time"]].to_numpy().tolist() == [
-        [0, 2, 3, 6.0],
-        [1, 2, 4, 8.0],
-    ]
+    assert rows(frame, "read_arrive_time", "read_serve_time") == [(0, 0), (0, 0), (2, 2), (3, 3)]
+    assert rows(frame, "push_version", "push_time") == [(0, 3.0), (1, 4.0), (2, 6.0), (3, 8.0)]
+    open_reads = rows(trace.open_reads, "worker", "job", "read_version", "read_time")
+    assert open_reads == [(0, 2, 3, 6.0), (1, 2, 4, 8.0)]
     # Worker 0 is back at 8 too. Its arrival was scheduled at 6, before the end of the service at 8.
     assert trace.present.to_numpy().tolist() == [[0, 8.0]]
-
-
-def test_random_serves_all_who_wait_alike():
-    # Constant times, always four waiting: each pick is one of four, whoever arrived first.
-    cluster = Cluster(5, 1.0, service=1.0, discipline="random")
-    worker = simulate(cluster, 4_000, seed=2).frame["worker"].to_numpy()[10:]
-    counts = np.bincount(worker)
-    # The wait of a worker is geometric, so a share's variance is below that of independent picks.
-    assert np.abs(counts / len(worker) - 0.2).max() < K_SIGMA * np.sqrt(0.2 * 0.8 / len(worker))
-    gaps = np.diff(np.flatnonzero(worker == 0))
-    assert set(gaps) >= {2, 3, 4, 5, 6, 7, 8}
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_delays_depend_on_the_worker_alone(law):
     def drawn(laws, order):
-        take = delays(laws, 3, "compute")
-        values = {worker: [] for worker in set(order)}
-        for worker in order:
-            values[worker].append(take(worker))
-        return values
+        draw = delays(laws, 3, "compute")
+        pairs = [(worker, draw(worker)) for worker in order]
+        return {worker: [value for of, value in pairs if of == worker] for worker in order}
 
     in_turn = drawn([law] * 2, [0, 1] * 150)
     assert in_turn == drawn([law] * 2, [1] * 150 + [0] * 150)
@@ -69,8 +48,8 @@ def test_delays_depend_on_the_worker_alone(law):
 
 def test_delays_of_several_steps_are_sums_of_draws():
     law = Gamma(1.0, 0.5)
-    take = delays([Exponential(1.0), law], 3, "compute", steps=3)
-    drawn = [take(1) for _ in range(128)]
+    draw = delays([Exponential(1.0), law], 3, "compute", steps=3)
+    drawn = [draw(1) for _ in range(128)]
     streams = Streams(3, "compute")
     expected = [law.sample(streams.generator(1, block), (64, 3)).sum(axis=1) for block in (0, 1)]
     np.testing.assert_array_equal(drawn, np.concatenate(expected))
@@ -88,26 +67,61 @@ def test_constant_durations_do_not_depend_on_who_else_computes():
     assert len(times) > 4 and (times == alone["commit_time"].to_numpy()[: len(times)]).all()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"latency": "exponential(0.3)", "window": 3},
-        {"protocol": "read_then_write", "exclusive": False},
-        {"policy": barrier(2), "latency": 0.1},
-    ],
-    ids=str,
-)
-def test_messages_set_off_when_they_are_computed(options):
-    """With the times that a worker draws for its jobs one after the other; those that are stopped
-    do not count.
-    """
-    cluster = Cluster(4, "gamma(1, 0.5)", service="exponential(0.1)", **options)
-    frame = simulate(cluster, 200, seed=3).frame
-    draw = delays(cluster.compute_laws, 3, "compute", cluster.windows)
-    drawn = [[draw(worker) for _ in range(frame["job"].max() + 1)] for worker in range(4)]
-    ended = frame[frame["outcome"] != "cancelled"]
-    expected = [
-        drawn[worker][job] for worker, job in zip(ended["worker"], ended["job"], strict=True)
+# Trials that are cut, and grace windows
+
+
+def test_trials_of_constant_times():
+    # Worker 1 needs 3 s and fails both of its trials: its round lasts 4 s. Worker 0 waits from 2.
+    trace = simulate(Cluster(2, [1.0, 3.0], policy=trials(2.0, 2)), 4)
+    names = ["worker", "job", "start_time", "commit_time", "read_version", "version", "outcome"]
+    assert rows(trace.frame, *names) == [
+        (0, 0, 0.0, 1.0, 0, 0, "buffered"),
+        (1, 0, 0.0, 2.0, 0, 0, "cancelled"),
+        (0, 1, 1.0, 2.0, 0, 0, "buffered"),
+        (1, 1, 2.0, 4.0, 0, 0, "cancelled"),
+        (0, 2, 4.0, 5.0, 1, 1, "buffered"),
+        (1, 2, 4.0, 6.0, 1, 1, "cancelled"),
+        (0, 3, 5.0, 6.0, 1, 1, "buffered"),
     ]
-    assert (ended["send_time"] - ended["start_time"]).tolist() == pytest.approx(expected)
-    assert (ended["send_time"] <= ended["arrive_time"]).all()
+    held = phases(trace, [0]).query("phase == 'held'")
+    assert rows(held, "begin", "end") == [(2.0, 4.0)]
+    assert rows(trace.per_worker(0), "commits", "cancelled") == [(4, 0), (0, 3)]
+    numbers = trace.summary(warm_up=0)
+    assert (numbers["cancelled_share"], numbers["versions"]) == (3 / 7, 1)
+    # In 6 s each: worker 0 computes for 4 and waits for 2, worker 1 computes in vain.
+    assert numbers["counted_share"] == pytest.approx(4 / 12)
+    assert numbers["lost_to_discarded"] == pytest.approx(6 / 12)
+    assert numbers["lost_to_waiting"] == pytest.approx(2 / 12)
+
+
+def test_success_of_trials():
+    laws, times = [Exponential(1.0), Gamma(2.0, 0.5), 1.0], [1.0, 3.0, 2.0]
+    cluster = Cluster(3, laws, policy=trials(times), window=3)
+    frame = simulate(cluster, 4_000, seed=2).frame
+    share = (frame["outcome"] != "cancelled").groupby(frame["worker"]).agg(["mean", "count"])
+    expected = np.array(theory.trial_success(cluster))
+    assert expected[2] == 0 < expected[:2].min()
+    error = np.sqrt(expected * (1 - expected) / share["count"])
+    assert (abs(share["mean"] - expected) <= 5 * error).all()
+
+
+def test_workers_wait_for_the_end_of_the_window():
+    # A quorum of one and 0.6 s: worker 1 arrives in the window of worker 0, worker 2 does not.
+    # In the third version all have arrived before its window ends.
+    trace = simulate(Cluster(3, [1.0, 1.5, 2.0], policy="first_of(1, grace=600 ms)"), 7)
+    names = ["worker", "read_version", "read_time", "commit_time", "version", "outcome"]
+    assert rows(trace.frame, *names) == [
+        (0, 0, 0.0, 1.0, 0, "buffered"),
+        (1, 0, 0.0, 1.5, 0, "buffered"),
+        (2, 0, 0.0, 2.0, 1, "buffered"),
+        (0, 1, 1.6, 2.6, 1, "buffered"),  # at the last instant
+        (1, 1, 1.6, 3.1, 2, "buffered"),
+        (0, 2, 2.6, 3.6, 2, "buffered"),
+        (2, 2, 2.6, 4.6, 3, "buffered"),
+    ]
+
+
+def test_a_version_of_all_workers_needs_no_grace():
+    trace = simulate(Cluster(2, [1.0, 1.25], policy="first_of(1, grace=10)"), 6)
+    assert trace.frame["commit_time"].tolist() == [1.0, 1.25, 2.25, 2.5, 3.5, 3.75]
+    assert trace.frame["outcome"].tolist() == ["buffered", "applied"] * 3

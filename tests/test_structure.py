@@ -137,6 +137,7 @@ def test_no_two_classes_have_one_name():
     [
         ("asyncsim", "simpy pandas jax scipy matplotlib"),
         ("asyncsim.simulation.simulate", "jax"),
+        ("asyncsim.clusters.laws", "jax scipy pandas matplotlib"),
         ("asyncsim.methods", "simpy"),
         ("asyncsim.runs.known", "pandas jax matplotlib"),
     ],

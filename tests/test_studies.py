@@ -90,7 +90,7 @@ STUDIES = {
     ),
     "windows": (
         "--workers 2 --window 1 3 --epochs 0.2 --methods agn downpour --problem digits(hidden=[2])",
-        (4, {"curves", "agn"}, {"grid.csv", "efficiency.csv", "staleness.csv"}),
+        (4, {"curves", "agn"}, {"efficiency.csv", "staleness.csv"}),
     ),
     "generalization": (
         "--workers 2 --epochs 1 --methods gem --problem digits(hidden=[2]) --batch-size 64",
@@ -291,8 +291,8 @@ def check_tensors(results):
 
 def check_windows(results):
     # With a window of one both methods are the same.
-    grid = results.table("grid.csv").set_index(["window", "method"])
-    same = grid[["train_accuracy", "test_accuracy", "update_norm"]].loc[1]
+    runs = results.summary.set_index(["window", "method"])
+    same = runs[["train_accuracy", "test_accuracy", "update_norm"]].loc[1]
     np.testing.assert_allclose(same.loc["agn"], same.loc["downpour"], rtol=1e-6)  # in float32
     assert results.table("efficiency.csv").set_index("window").loc[1, "efficiency"] == 1
     staleness = results.table("staleness.csv")

@@ -3,13 +3,15 @@
 import itertools
 import math
 
+import formulas
+import jax
 import numpy as np
 import pytest
-from formulas import leader_step_bound
+from edits import with_versions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import theory
+from asyncsim import methods, prescribed, problems, theory
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -20,15 +22,7 @@ from asyncsim.clusters.laws import (
     Pareto,
     Uniform,
 )
-
-# A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
-K_SIGMA = 5.0
-
-
-def digits(count: int) -> float:
-    """Half a unit in the last printed digit."""
-    return 0.5 * 10.0**-count
-
+from asyncsim.replays.replay import Replay
 
 # Staleness
 
@@ -47,7 +41,7 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
 
 
 @pytest.mark.parametrize(
-    ("found", "published", "places"),
+    ("compute", "published", "places"),
     [
         (lambda: theory.geometric_staleness(20, 10), 0.0299, 4),
         (lambda: [theory.first_staleness(20, k) for k in (1, 5, 15, 20)], [19, 3, 1 / 3, 0], 9),
@@ -84,30 +78,26 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
         (lambda: [theory.stable_step(n, "mean") for n in (1, 2, 10, 100)], [2, 6, 38, 398], 12),
     ],
 )
-def test_published_numbers(found, published, places):
+def test_published_numbers(compute, published, places):
     """To half a unit in the last printed digit."""
-    np.testing.assert_allclose(found(), published, atol=0.5 * 10.0**-places, rtol=0)
+    np.testing.assert_allclose(compute(), published, atol=0.5 * 10.0**-places, rtol=0)
 
 
 def simulate_renewals(durations):
-    """Return each commit's worker and staleness, without a queue, from durations
-    ``[workers, jobs]``.
+    """Return the staleness of commits without a queue, from durations ``[workers, jobs]``.
 
     The order is known until the first worker's last commit. Computations are chosen by their start,
     in the last two thirds of that time (workers out of step by then) less its last twentieth: all
     of those are complete, where choosing by the end would leave out the long ones.
     """
     times = np.cumsum(durations, axis=1)
-    workers, jobs = times.shape
     order = np.argsort(times, axis=None, kind="stable")
-    version = np.empty(order.size, dtype=np.int64)
+    version = np.empty_like(order)
     version[order] = np.arange(order.size)
-    version = version.reshape(workers, jobs)
-    staleness = np.diff(version, axis=1) - 1
+    staleness = np.diff(version.reshape(times.shape), axis=1) - 1
     end = times[:, -1].min()
     assert durations.max() < end / 20
-    known = (times[:, :-1] > end / 3) & (times[:, :-1] < end * 0.95)
-    return [staleness[worker][known[worker]] for worker in range(workers)]
+    return staleness[(times[:, :-1] > end / 3) & (times[:, :-1] < end * 0.95)]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +112,10 @@ def test_renewal_staleness_variance_against_a_simulation(law):
     """Independent replications give the standard error, whatever the correlation within one."""
     random = np.random.default_rng(5)
     workers, replications = 8, 60
-    estimates = [
-        np.mean(
-            (np.concatenate(simulate_renewals(law.sample(random, (workers, 600)))) - (workers - 1))
-            ** 2
-        )
-        for _ in range(replications)
-    ]
-    tolerance = K_SIGMA * np.std(estimates, ddof=1) / math.sqrt(replications)
+    samples = (law.sample(random, (workers, 600)) for _ in range(replications))
+    estimates = [np.mean((simulate_renewals(times) - (workers - 1)) ** 2) for times in samples]
+    # A standard normal is beyond 5 sigma with probability 6e-7; the seed is fixed besides.
+    tolerance = 5 * np.std(estimates, ddof=1) / math.sqrt(replications)
     assert np.mean(estimates) == pytest.approx(
         theory.renewal_staleness_variance(law, workers), abs=tolerance
     )
@@ -143,8 +129,10 @@ def test_renewal_staleness_variance_limits():
     assert theory.renewal_staleness_variance(Constant(1), 20) == 0
     assert theory.renewal_staleness_variance(Gamma(1, 2), 1) == 0
     assert theory.renewal_staleness_variance(Pareto(1, 1.5), 20) == math.inf
-    scaled = [theory.renewal_staleness_variance(LogNormal(mean, 0.5), 9) for mean in (1e-3, 1e3)]
-    assert scaled[0] == pytest.approx(scaled[1], rel=1e-9)
+    small, large = (
+        theory.renewal_staleness_variance(LogNormal(mean, 0.5), 9) for mean in (1e-3, 1e3)
+    )
+    assert small == pytest.approx(large, rel=1e-9)
 
 
 # Queueing
@@ -155,9 +143,9 @@ def test_repairman_recursion_and_probabilities_agree(workers, think, service):
     state = theory.repairman(workers, think, service)
     # P_k is proportional to N! / (N - k)! (service / think)^k; logarithms, as these overflow.
     ratios = np.log((workers - np.arange(workers)) * service / think)
-    log_weights = np.concatenate([[0.0], np.cumsum(ratios)])
-    probabilities = np.exp(log_weights - log_weights.max())
-    probabilities /= probabilities.sum()
+    log_weights = np.r_[0.0, np.cumsum(ratios)]
+    weights = np.exp(log_weights - log_weights.max())
+    probabilities = weights / weights.sum()
     assert state.utilisation == pytest.approx(1 - probabilities[0], rel=1e-9)
     assert state.in_system == pytest.approx(probabilities @ np.arange(workers + 1), rel=1e-9)
     assert state.throughput * (think + state.response) == pytest.approx(workers, rel=1e-9)  # Little
@@ -172,14 +160,7 @@ def test_repairman_without_thinking_or_service():
 # Barriers
 
 
-CLOSED = [
-    Exponential(0.3),
-    Uniform(3, 3.1),
-    Pareto(1, 1.5),
-]
-
-
-@pytest.mark.parametrize("law", CLOSED, ids=str)
+@pytest.mark.parametrize("law", [Exponential(0.3), Uniform(3, 3.1), Pareto(1, 1.5)], ids=str)
 @pytest.mark.parametrize(("workers", "first"), [(2, 1), (32, 28), (1000, 1000)])
 def test_barrier_integral_agrees_with_closed_forms(law, workers, first):
     """A mixture of one law is that law, but has no closed form here."""
@@ -224,26 +205,22 @@ def test_sum_law():
 # Momentum
 
 
-def mean_over_all_orders(workers, commits, visit):
-    """The exact mean path: every order of writers is equally likely under exponential times."""
-    total = np.zeros(commits + 1)
-    for writers in itertools.product(range(workers), repeat=commits):
-        central, held, path = 1.0, [1.0] * workers, [1.0]
-        for worker in writers:
-            central, held[worker] = visit(central, held[worker])
-            path.append(central)
-        total += path
-    return total / workers**commits
-
-
 @pytest.mark.parametrize("window", [1, 4])
-def test_implicit_momentum_path_against_all_orders(window):
-    def visit(central, held):
-        central += (1 - 0.3) ** window * held - held
-        return central, central
+def test_implicit_momentum_path_against_all_orders(window, workers=3, commits=7):
+    """Every order of writers is equally likely under exponential times."""
+    paths = []
+    for writers in itertools.product(range(workers), repeat=commits):
+        path, reads = [1.0], [1.0] * workers
+        for worker in writers:
+            path.append(path[-1] + (1 - 0.3) ** window * reads[worker] - reads[worker])
+            reads[worker] = path[-1]
+        paths.append(path)
+    path = theory.implicit_momentum_path(workers, theory.window_step(0.3, window), commits)
+    np.testing.assert_allclose(path, np.mean(paths, axis=0), atol=1e-13)
 
-    path = theory.implicit_momentum_path(3, theory.window_step(0.3, window), 7)
-    np.testing.assert_allclose(path, mean_over_all_orders(3, 7, visit), atol=1e-13)
+
+def radius(matrix):
+    return np.abs(np.linalg.eigvals(matrix)).max()
 
 
 def visits(workers, step):
@@ -263,7 +240,7 @@ def test_the_mean_square_is_stable_up_to_its_step(workers):
     limit = theory.stable_step(workers, "mean_square")
     for step, stable in ((0.98 * limit, True), (1.02 * limit, False)):
         moments = sum(np.kron(visit, visit) for visit in visits(workers, step)) / workers
-        assert (np.abs(np.linalg.eigvals(moments)).max() < 1) == stable
+        assert (radius(moments) < 1) == stable
 
 
 @pytest.mark.parametrize(("workers", "limit"), [(2, 1.52), (10, 0.61)])
@@ -326,7 +303,66 @@ def test_a_step_to_the_leader_decreases_the_loss_as_bounded(pull=0.1):
         x, z = sorted(rng.normal(size=(2, 3)), key=loss, reverse=True)
         draws = noise / np.sqrt(3) * rng.normal(size=(20_000, 3))
         after = loss(x - rate * (h * x + draws) - pull * (x - z)).mean()
-        bound = leader_step_bound(loss(x), loss(z), rate, pull, h.min(), h.max(), noise)
-        assert after <= bound + 1e-3
-        plain = leader_step_bound(loss(x), loss(z), rate, 0.0, h.min(), h.max(), noise)
-        assert bound <= plain
+        bound, plain = (
+            formulas.leader_step_bound(loss(x), loss(z), rate, alpha, h.min(), h.max(), noise)
+            for alpha in (pull, 0.0)
+        )
+        assert after <= bound + 1e-3 and bound <= plain
+
+
+# Elastic averaging
+
+
+STEPS = [0.1, 1.9]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("workers", "together"), [(1, False), (7, False), (1, True), (16, True)])
+def test_the_elastic_limit_is_exact(workers, step, together):
+    """With one version a round, and with visits one after the other for odd numbers of workers."""
+    if together:
+        matrix, limit = (
+            formulas.elastic_synchronous,
+            theory.elastic_stable_beta(workers, step) / workers,
+        )
+    else:
+        matrix, limit = formulas.elastic_round_robin, theory.elastic_stable_alpha(step)
+    assert radius(matrix(workers, step, limit)) == pytest.approx(1, abs=1e-9)
+    assert radius(matrix(workers, step, 0.999 * limit)) < 1
+    assert radius(matrix(workers, step, 1.001 * limit)) > 1
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("workers", [2, 16])
+def test_the_asynchronous_limit_is_safe_for_even_numbers_of_workers(workers, step):
+    limit = theory.elastic_stable_alpha(step)
+    assert radius(formulas.elastic_round_robin(workers, step, 0.999 * limit)) < 1
+    # Two workers and a step of one: stable up to the square root of one half.
+    assert radius(formulas.elastic_round_robin(2, 1.0, 0.5**0.5)) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.97, 1.03])
+@pytest.mark.parametrize("together", [False, True])
+def test_replays_grow_and_shrink_as_the_maps_do(share, together, workers=3, step=0.5, rounds=400):
+    """After so many rounds the fastest direction is alone, and grows by the radius in each."""
+    commits = workers * rounds
+    if together:
+        alpha = share * theory.elastic_stable_beta(workers, step) / workers
+        method = methods.easgd(step, alpha, policy=None)
+        matrix = formulas.elastic_synchronous(workers, step, alpha)
+        trace = prescribed(np.arange(commits) % workers, commits, workers)
+        trace = with_versions(trace, np.arange(commits + 1) // workers)
+    else:
+        alpha = share * theory.elastic_stable_alpha(step)
+        method = methods.aeasgd(step, alpha, order="remembered")
+        matrix = formulas.elastic_round_robin(workers, step, alpha)
+        trace = prescribed(workers - 1, commits, workers)
+    problem, stops = problems.quadratic([1.0], start=1.0), np.array([rounds - 40, rounds]) * workers
+    with jax.enable_x64(True):
+        running = Replay(trace, method, problem, precision="float64", stops=stops)
+        distances = []
+        for stop in stops.tolist():
+            running.advance(stop)
+            distances.append(abs(float(running.state.central[0])))
+    assert (distances[1] / distances[0]) ** (1 / 40) == pytest.approx(radius(matrix), rel=1e-6)
+    assert (radius(matrix) > 1) == (share > 1)

@@ -1,176 +1,34 @@
-"""The trace: its file, whole or not at all, and its summary against numbers counted by hand."""
-
-import json
+"""Traces: summaries counted by hand, prescribed staleness, and logs of visits."""
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from asyncsim.base.errors import InputError
-from asyncsim.base.files import field_values
-from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Gamma, Uniform
-from asyncsim.simulation.simulate import simulate
-from asyncsim.traces.archive import FORMAT
-from asyncsim.traces.columns import TABLES, Source
-from asyncsim.traces.phases import IN_WORDS
-from asyncsim.traces.prescription import prescribed
-from asyncsim.traces.trace import Trace
-
-# compute 2 and 3 s, service 1 s; the second of the two arrives while the first is being served:
-#   worker 0: 2-3, 5-6, 8-9, ...      worker 1: waits 3-3, 3-4, 7-8, 11-12, ...
-BY_HAND = Cluster(2, [2.0, 3.0], service=1.0)
-
-TRACES = {
-    "exchange": simulate(Cluster(5, Gamma(1, 0.5), service=0.1), 60, seed=3),
-    "separate reads": simulate(
-        Cluster(
-            5, [1, 2, 3, 4, Uniform(1, 2)], 0.3, (0.1, 0.2), protocol="write_then_read", window=2
-        ),
-        60,
-        seed=1,
-    ),
-    "lock_free": simulate(
-        Cluster(5, Gamma(1, 0.5), 0.3, protocol="write_then_read", discipline="lock_free"),
-        50,
-    ),
-    "more workers than commits": simulate(Cluster(50, Gamma(1, 0.2), service=1.0), 7),
-    "prescribed": prescribed("exponential(5)", commits=50, workers=4, seed=2),
-}
-
-
-@pytest.fixture
-def trace():
-    return TRACES["separate reads"]
-
-
-@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
-def test_a_trace_comes_back_and_gives_the_same_bytes(trace, tmp_path):
-    path = trace.save(tmp_path / "first.parquet")
-    assert path == tmp_path / "first.parquet"
-    first, loaded = path.read_bytes(), Trace.load(path)
-    assert np.array_equal(loaded.group_versions(), trace.group_versions())
-    for name in ("frame", "open_reads", "present"):
-        pd.testing.assert_frame_equal(getattr(loaded, name), getattr(trace, name), check_exact=True)
-    assert field_values(loaded, Source) == field_values(trace, Source)
-    assert len({loaded, trace}) == 2  # a trace is compared by identity
-    assert trace.save(tmp_path / "second.parquet").read_bytes() == first
-    assert loaded.save(tmp_path / "third.parquet").read_bytes() == first
-
-
-def test_the_file_is_ordinary_parquet_with_units_inside(trace, tmp_path):
-    path = trace.save(tmp_path / "trace.parquet")
-    columns = pd.read_parquet(path)
-    assert list(columns) == [f"{table}.{column}" for table in TABLES for column in TABLES[table]]
-    assert columns["steps.commit_time"][0].tolist() == trace.steps["commit_time"].tolist()
-    header = json.loads(pq.read_schema(path).metadata[b"asyncsim"])
-    assert header["units"]["steps.commit_time"] == "s"
-    assert header["source"]["seed"] == 1
-    assert Cluster.from_dict(header["source"]["cluster"]) == trace.cluster
-    assert {"asyncsim", "numpy", "simpy"} <= set(header["source"]["versions"])
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises(
-        InputError, match=r"nowhere.parquet': no such file; give one that Trace.save wrote"
-    ):
-        Trace.load(tmp_path / "nowhere.parquet")
-
-
-def test_a_trace_too_large_for_the_memory_is_not_read(trace, tmp_path, monkeypatch):
-    path = trace.save(tmp_path / "trace.parquet")
-    monkeypatch.setattr("os.sysconf", lambda name: 1)  # bytes of memory
-    monkeypatch.setattr(pq.ParquetFile, "read", None)
-    with pytest.raises(InputError, match=r"a trace of its length needs at least .* GiB of memory"):
-        Trace.load(path)
-
-
-@pytest.mark.parametrize("header", [None, b"{}"])
-def test_parquet_but_not_a_trace(tmp_path, header):
-    path = tmp_path / "other.parquet"
-    metadata = None if header is None else {b"asyncsim": header}
-    pq.write_table(pa.table({"x": [1, 2]}).replace_schema_metadata(metadata), path)
-    with pytest.raises(
-        InputError, match=r"other.parquet': not a trace; give a file that Trace.save wrote"
-    ):
-        Trace.load(path)
-
-
-def rewrite_header(path, change):
-    table = pq.read_table(path)
-    header = json.loads(table.schema.metadata[b"asyncsim"])
-    change(header)
-    pq.write_table(table.replace_schema_metadata({b"asyncsim": json.dumps(header).encode()}), path)
-
-
-def test_another_format(trace, tmp_path):
-    path = trace.save(tmp_path / "trace.parquet")
-    rewrite_header(path, lambda header: header.update(format=FORMAT + 1))
-    with pytest.raises(
-        InputError,
-        match=rf"a trace of format {FORMAT + 1}, this asyncsim reads {FORMAT}; use the version",
-    ):
-        Trace.load(path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda header: header["source"].update(colour="red"),
-        lambda header: header["source"]["cluster"].update(compute="fast"),
-        lambda header: header["source"].update(seed=2),
-        lambda header: header["units"].update({"steps.commit_time": "ms"}),
-        lambda header: header.update(sha256="0" * 64),
-        lambda header: header.clear() or header.update(format=FORMAT),
-    ],
+from asyncsim import (
+    Cluster,
+    Constant,
+    Exponential,
+    Gamma,
+    InputError,
+    Mixture,
+    Trace,
+    prescribed,
+    recorded,
+    simulate,
 )
-def test_a_damaged_header(trace, tmp_path, change):
-    path = trace.save(tmp_path / "trace.parquet")
-    rewrite_header(path, change)
-    with pytest.raises(
-        InputError, match=r"trace.parquet': a damaged trace .*; copy it again, or make it again"
-    ):
-        Trace.load(path)
+from asyncsim.base.files import field_values
+from asyncsim.traces.bookkeeping import COMMIT_RECORD
+from asyncsim.traces.columns import Source
+from asyncsim.traces.phases import IN_WORDS
 
-
-def test_no_damaged_file_loads_other_values(trace, tmp_path):
-    """Bits are flipped, stretches replaced and ends cut, also in the part that describes the rest.
-
-    Each is refused in one line; a few bits have no meaning.
-    """
-    path = trace.save(tmp_path / "trace.parquet")
-    whole, generator = path.read_bytes(), np.random.default_rng(0)
-    outcomes = []
-    for place in generator.integers(len(whole) - 8, size=60).tolist():
-        flipped = bytes([whole[place] ^ 1 << place % 8])
-        for damage in (flipped + whole[place + 1 :], generator.bytes(8) + whole[place + 8 :], b""):
-            path.write_bytes(whole[:place] + damage)
-            try:
-                again = Trace.load(path)
-            except InputError as error:
-                outcomes.append("\n" not in str(error))
-            else:
-                assert all(getattr(again, name).equals(getattr(trace, name)) for name in TABLES)
-                assert field_values(again, Source) == field_values(trace, Source)
-    assert all(outcomes) and len(outcomes) > 150
-
-
-def test_traces_are_never_written_over(trace, tmp_path):
-    path = trace.save(tmp_path / "trace.parquet")
-    before = path.read_bytes()
-    for there in (path, tmp_path):
-        with pytest.raises(
-            InputError, match=r"path = .*: exists already; give another, or remove it first"
-        ):
-            TRACES["exchange"].save(there)
-    assert path.read_bytes() == before
+# Summaries by hand
 
 
 def test_summary_by_hand():
+    # Worker 0 is served 2-3, 5-6, 8-9, ...; worker 1 arrives during the first service and waits for
+    # no time: 3-4, 7-8, 11-12, ...
     # Commits at 3 (w0), 4 (w1), 6 (w0), 8 (w1), 9 (w0), 12 (w0), 12 would tie: stop at 9.
-    trace = simulate(BY_HAND, 5)
+    trace = simulate(Cluster(2, [2.0, 3.0], service=1.0), 5)
     assert trace.frame["commit_time"].tolist() == [3.0, 4.0, 6.0, 8.0, 9.0]
     assert trace.frame["worker"].tolist() == [0, 1, 0, 1, 0]
     summary = trace.summary(warm_up=0)
@@ -238,18 +96,14 @@ def test_parts_of_the_workers_time_by_hand():
         [8.0, 9.0],
     ]
     summary = trace.summary(warm_up=0)
-    spent = {what: 20 * summary[f"{what}_share"] for what in IN_WORDS}
     # Worker 1 computes from 7 on, to the end at 10.
-    expected = {
+    seconds = dict.fromkeys(IN_WORDS, 0) | {
         "computing": 10,
         "sending": 3,
-        "waiting": 0,
         "served": 3,
-        "held": 0,
         "returning": 4,
-        "away": 0,
     }
-    assert spent == pytest.approx(expected)
+    assert {phase: 20 * summary[f"{phase}_share"] for phase in IN_WORDS} == pytest.approx(seconds)
 
 
 def test_waiting_and_queue_by_hand():
@@ -280,9 +134,187 @@ def test_per_worker_counts_also_those_without_a_commit():
 
 
 def test_warm_up_is_checked_and_never_more_than_half():
-    trace = TRACES["more workers than commits"]
+    trace = simulate(Cluster(50, Gamma(1, 0.2), service=1.0), 7)
     assert trace.summary()["warm_up"] == 3
     with pytest.raises(InputError, match=r"warm_up = 7: leaves none of the 7 commits"):
         trace.summary(warm_up=7)
     with pytest.raises(InputError, match=r"warm_up = -1: must be at least 0"):
         trace.per_worker(warm_up=-1)
+
+
+# Prescribed staleness
+
+
+def test_constant_delay_by_hand():
+    frame = prescribed(staleness=2, commits=5, workers=2, window=3).frame
+    expected = {
+        "commit": [0, 1, 2, 3, 4],
+        "worker": [0, 1, 0, 1, 0],
+        "job": [0, 0, 1, 1, 2],
+        "local_steps": [3, 3, 3, 3, 3],
+        "read_version": [0, 0, 0, 1, 2],
+        "read_time": [0.0, 0.0, 0.0, 0.5, 1.0],
+        "start_time": [0.0, 0.0, 0.0, 0.5, 1.0],
+        "push_version": [0, 1, 2, 3, 4],
+        "commit_time": [0.5, 1.0, 1.5, 2.0, 2.5],
+        "staleness": [0, 1, 2, 2, 2],
+        "version": [1, 2, 3, 4, 5],
+        "outcome": ["applied"] * 5,
+    }
+    assert frame[[*expected]].to_dict("list") == expected
+
+
+@pytest.mark.parametrize(
+    ("stated", "staleness"),
+    [
+        (3.0, [0, 1, 2, 3, 3]),
+        (Constant(3), [0, 1, 2, 3, 3]),
+        (np.full(5, 3), [0, 1, 2, 3, 3]),
+        ([5, 0, 10**18, 1, 4], [0, 0, 2, 1, 4]),
+    ],
+    ids=["number", "law", "array", "list"],
+)
+def test_a_delay_has_many_forms_and_is_clipped_to_the_commit_index(stated, staleness):
+    assert prescribed(stated, commits=5, workers=2).frame["staleness"].tolist() == staleness
+
+
+@pytest.mark.parametrize("law", [Gamma(9, 0.5), Mixture([Constant(2), Constant(20)], [0.5, 0.5])])
+def test_a_law_is_rounded_to_the_nearest_whole_number(law):
+    staleness = prescribed(law, 20_000, workers=10).frame["staleness"].to_numpy()[500:]
+    rounded = np.rint(law.sample(np.random.default_rng(1), 400_000))
+    standard_error = rounded.std() * np.sqrt(1 / len(staleness) + 1 / len(rounded))
+    # Beyond 5 standard errors with probability 6e-7; the seeds are fixed besides.
+    assert abs(staleness.mean() - rounded.mean()) < 5 * standard_error
+
+
+def test_a_law_without_variance_does_not_overflow():
+    trace = prescribed("pareto(mean=50, shape=1.05)", commits=3_000, workers=3)
+    assert trace.frame["staleness"].between(0, np.arange(3_000)).all()
+
+
+def test_draws_do_not_depend_on_the_length_and_do_not_come_back():
+    law = Mixture([Gamma(2, 0.5), Exponential(20)], [0.5, 0.5])
+    short, long = (prescribed(law, commits, 7, seed=3).frame for commits in (1_500, 4_096))
+    assert short.equals(long.iloc[:1_500])
+    staleness = long["staleness"].to_numpy()
+    # Independent draws from this law are equal in a tenth of all pairs: far from half of them.
+    for lag in (512, 1_024, 2_048):
+        assert (staleness[1_024:2_048] == staleness[1_024 + lag : 2_048 + lag]).mean() < 0.5
+
+
+# Logs of visits
+
+
+PROTOCOLS = {
+    "exchange": {},
+    "read_then_write": {"protocol": "read_then_write"},
+    "read_then_write, two visits": {"protocol": "read_then_write", "exclusive": False},
+    "write_then_read": {"protocol": "write_then_read", "window": 2},
+}
+READ_TIMES = ["read_arrive_time", "read_serve_time", "read_time"]
+SMALLEST = [name for name in COMMIT_RECORD if name != "send_time"]
+LOG = pd.DataFrame(
+    [
+        (0, 0.0, 2.0, 2.0, 2.5),
+        (1, 0.0, 2.1, 2.5, 3.0),
+        (0, 2.5, 4.0, 4.0, 4.5),
+        (1, 3.0, 4.2, 4.5, 5.0),
+    ],
+    columns=SMALLEST,
+)
+
+#: The reads that are part of the first three commits.
+READS = pd.DataFrame({"worker": [0, 1, 0]}).assign(**{name: [2.5, 3.0, 4.5] for name in READ_TIMES})
+
+
+def simulated(**options):
+    return simulate(
+        Cluster(5, "gamma(1, 0.5)", "exponential(0.1)", "exponential(0.1)", **options), 300, seed=1
+    )
+
+
+def all_reads(trace):
+    tables = [
+        table.loc[table["job"] > 0, ["worker", *READ_TIMES]]
+        for table in (trace.frame, trace.open_reads)
+    ]
+    return pd.concat(tables)
+
+
+@pytest.mark.parametrize("with_reads", [False, True])
+@pytest.mark.parametrize("options", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_the_log_of_a_simulation_gives_its_trace(options, with_reads):
+    """In any order, on a clock that does not begin at zero, and whether reads are told or follow
+    from the commits.
+    """
+    trace = simulated(**options)
+    if trace.separate_reads > with_reads:
+        pytest.skip("reads of their own must be told")
+    log = trace.frame[list(COMMIT_RECORD)].sample(frac=1, random_state=0)
+    options = {**options, "reads": all_reads(trace) if with_reads else None}
+    again = recorded(log, present=trace.present, seed=1, **options)
+    keys = ["worker", "job"]
+    for name in ("frame", "open_reads", "present"):
+        tables = [getattr(entry, name) for entry in (again, trace)]
+        if name == "open_reads":
+            tables = [table.sort_values(keys).reset_index(drop=True) for table in tables]
+        pd.testing.assert_frame_equal(*tables, check_exact=True)
+    assert field_values(again, Source) == field_values(trace, Source) | {"cluster": None}
+
+
+def test_without_the_workers_clocks():
+    """The computation is taken to begin when its read was served."""
+    frame = recorded(LOG.drop(columns="start_time"), begin=0.0).frame
+    assert frame["start_time"].tolist() == [0.0, 0.0, 2.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("log", "send_time", "spent"),
+    [
+        (LOG.assign(send_time=[1.5, 1.1, 3.5, 4.2]), [1.5, 1.1, 3.5, 4.2], [5.3, 2.0, 0.7, 2.0]),
+        (LOG, [np.nan] * 4, [7.3, 0.0, 0.7, 2.0]),
+    ],
+)
+def test_the_time_at_which_messages_set_off_may_be_logged(log, send_time, spent):
+    """Without it sending counts as computing."""
+    trace = recorded(log, begin=0.0)
+    np.testing.assert_array_equal(trace.frame["send_time"], send_time)
+    summary, names = trace.summary(warm_up=0), ("computing", "sending", "waiting", "served")
+    assert [10 * summary[f"{phase}_share"] for phase in names] == pytest.approx(spent)
+
+
+def test_a_worker_that_is_killed_and_reads_afresh(tmp_path):
+    """Its lost computation is a row; what it commits next was computed from the fresh read."""
+    log = pd.DataFrame([(0, 4.5, 4.7, 4.7, 4.7), (0, 6.0, 7.0, 7.0, 7.5)], columns=SMALLEST)
+    log = pd.concat([LOG, log]).assign(outcome=["applied"] * 4 + ["cancelled", "applied"])
+    reads = log.rename(columns={"arrive_time": "read_arrive_time", "serve_time": "read_serve_time"})
+    reads = reads.assign(read_time=reads["commit_time"], version=0)
+    reads.loc[reads["outcome"] == "cancelled", READ_TIMES] = 5.8
+    trace = recorded(log, reads=reads)
+    rows = trace.frame[trace.frame["worker"] == 0]
+    assert rows["job"].tolist() == [0, 1, 2, 3]
+    assert rows["read_time"].tolist() == [0.0, 2.5, 4.5, 5.8]
+    assert rows["read_version"].tolist() == [0, 1, 3, 4]
+    assert rows["staleness"].tolist() == [0, 1, 0, 0]
+    assert len(trace.accepted) == 5
+    again = Trace.load(trace.save(tmp_path / "trace.parquet"))
+    assert again.frame["outcome"].tolist()[3] == "cancelled"
+
+
+def test_workers_are_numbered_from_zero():
+    later = LOG.assign(worker=LOG["worker"] + 1)
+    far = LOG.assign(worker=LOG["worker"].replace(1, 999_999_999))
+    for log, workers, message in (
+        (later, None, "worker 0 has none, though there is a worker 2; number the workers from 0"),
+        (far, None, "there is a worker 999999999; number the workers from 0"),
+        (far, 10**11, r"workers = \d+: a cluster of so many needs at least"),
+    ):
+        with pytest.raises(InputError, match=message):
+            recorded(log, workers=workers)
+    assert recorded(later, workers=3).workers == 3
+
+
+def changed(row, **values):
+    return LOG.assign(
+        **{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()}
+    )

@@ -19,6 +19,7 @@ from asyncsim.simulation.delays import delays
 COLUMNS = (
     "worker",
     "start_time",
+    "send_time",
     "arrive_time",
     "serve_time",
     "commit_time",
@@ -93,7 +94,7 @@ class UsualModel:
                 except simpy.Interrupt:
                     outcome = "cancelled"
                 self.computing.discard(i)
-            arrive = serve = env.now
+            send = arrive = serve = env.now
             if outcome is None:
                 if reads_apart:
                     if up:
@@ -108,7 +109,7 @@ class UsualModel:
                 if reads_first and not reads_apart:
                     self._read(i)
                 outcome = self._decide(i, read_version) if governed else self._apply()
-            times = start, arrive, serve, env.now
+            times = start, send, arrive, serve, env.now
             self.open -= 1
             self.rows.append((i, *times, read_version, read_time, self.version, outcome, self.open))
             reads.popleft()

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim import study
 from asyncsim.claims.claim import Bounds, Claim, Finding, above, interval_text, spread
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished, figures
@@ -76,27 +75,27 @@ def elastic_generalizes(finished: Finished) -> list[Finding]:
 
 def converges_better(finished: Finished) -> Iterator[Finding]:
     """Compare AGN's temporal efficiency over AEASGD and over DynSGD with one, cell by cell."""
-    efficiency = study.load("windows").temporal_efficiency
-    names = finished.summary["method"].str.partition("(")[0]
-    runs = finished.summary.assign(method=names)
-    for (n, window), cell in runs.groupby(["workers", "window"]):
-        folders = cell.pivot(index="seed", columns="method", values="run_folder")
-        evaluations = folders.map(lambda name: finished.run(name).evaluations)
+    table = _of_agn(finished)
+    for (n, window), cell in table.groupby(["workers", "window"]):
         for rival in ("aeasgd", "dynsgd"):
-            pairs = zip(evaluations["agn"], evaluations[rival], strict=True)
-            ratio = np.log(pd.Series([efficiency(a, b) for a, b in pairs]))
+            ratio = np.log(cell.loc[cell["against"] == rival, "efficiency"])
             number = interval_text(ratio)
             text = f"n = {n}, window {window}: temporal efficiency over {_NAMES[rival]} is {number}"
             yield above(text, ratio)
 
 
+def _of_agn(finished: Finished) -> pd.DataFrame:
+    """Return AGN's temporal efficiencies."""
+    table = finished.table("efficiency.csv")
+    return table[table["method"] == "agn"]
+
+
 def efficiency_wins(finished: Finished) -> list[Finding]:
     """Count the cells in which AGN has the higher temporal efficiency, published and measured."""
     printed = figures("agn").published.grid("efficiency", "agn over aeasgd")
-    table = finished.table("efficiency.csv")
-    pairs = (table["method"] == "agn") & (table["against"] == "aeasgd")
-    ours = table.loc[pairs, "efficiency"]
-    won = float((printed > 1).mean())
+    table = _of_agn(finished)
+    cells = table[table["against"] == "aeasgd"].groupby(["workers", "window"])
+    ours, won = cells["efficiency"].mean(), float((printed > 1).mean())
     return [
         Finding(
             f"the thesis' own table has {(printed > 1).sum()} of {len(printed)} cells above 1, "
@@ -178,7 +177,7 @@ def _longer_window(
 
 def straight_path(finished: Finished) -> list[Finding]:
     """Judge the path of the central variable for the longest window."""
-    path = finished.table("grid.csv").set_index("window")["straightness"]
+    path = finished.summary.groupby("window")["straightness"].mean()
     numbers = ", ".join(f"{value:.2f} with window {window}" for window, value in path.items())
     text = f"the distance from the start to the end over the length of the path is {numbers}"
     return [Finding(text, bool(path.is_monotonic_increasing and path.iloc[-1] >= _STRAIGHT))]
@@ -187,8 +186,8 @@ def straight_path(finished: Finished) -> list[Finding]:
 def heuristic(finished: Finished) -> list[Finding]:
     """Compare AGN's best windows, published and measured, with the heuristic (n + layers) / 2."""
     printed = figures("agn").published.grid("train_accuracy", "agn")
-    table = finished.table("grid.csv").query("method == 'agn'")
-    ours = table.set_index(["workers", "window"])["train_accuracy"]
+    runs = finished.rows(method="agn")
+    ours = runs.groupby(["workers", "window"])["train_accuracy"].mean()
     layers = _DIGITS_LAYERS if finished.config["problem"] == "digits" else _LAYERS
     return [
         _best_windows("the thesis' table", printed, _LAYERS),

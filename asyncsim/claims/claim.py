@@ -145,7 +145,7 @@ class Claim(NamedTuple):
 
     claim: str
     source: str
-    #: Commands at small scale, without ``asyncsim study``; or the reason why there are none.
+    #: Commands at small scale, without ``asyncsim study``; or the reason why there are none at any.
     small: tuple[str, ...] | str
     judge: Judge | None = None
     #: Commands at the published scale; or the reason why there are none.
@@ -162,7 +162,8 @@ class Claim(NamedTuple):
 
     def commands(self, scale: str) -> tuple[str, ...] | str:
         """Return the commands of a scale, or the reason why there are none."""
-        return self.small if scale == "small" else self.paper
+        is_small = scale == "small" or isinstance(self.small, str)
+        return self.small if is_small else self.paper
 
     def findings(self, evidence: Sequence[Finished], scale: str = "small") -> list[Finding]:
         """Judge the results of the commands."""

@@ -376,6 +376,5 @@ CLAIMS: Sequence[Claim] = (
         "AlexNet on ImageNet reaches the published losses in 24 hours",
         f"{SOURCE}, figure 7",
         "ImageNet cannot be had without registration",
-        paper="ImageNet cannot be had without registration",
     ),
 )

@@ -136,6 +136,5 @@ CLAIMS: Sequence[Claim] = (
         "SGP keeps 88.6 % of its efficiency from 4 to 32 nodes",
         "Assran et al. 2019, SGP",
         SPEEDS_UNKNOWN,
-        paper=SPEEDS_UNKNOWN,
     ),
 )

@@ -3,10 +3,9 @@ Richtarik 2023, arXiv 2305.12387), "Ringmaster ASGD" (Maranjyan, Tyurin and Rich
 2501.16168) and "Ringleader ASGD" (Maranjyan and Richtarik 2025, arXiv 2509.22860).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from asyncsim.claims.claim import Bounds, Claim, Finding
-from asyncsim.study.finished import Finished
+from asyncsim.claims.claim import Bounds, Claim
 from asyncsim.study.ranking import Measure
 
 #: Ratios of times that count as unchanged, and as those of the slow workers, 100 times as slow.
@@ -17,20 +16,21 @@ _RINGMASTER, _RENNALA, _MINIBATCH = (
 )
 
 
-def undelayed(many: Finished, few: Finished) -> Iterator[Finding]:
-    """Compare the times to the target with and without slow workers."""
-    for method in (_RINGMASTER, _RENNALA):
-        text = "with eight slow workers {of[method]} takes {} times as long as without"
-        bound = Bounds(text, _TIME.name, method, method, below=_UNCHANGED, best=_TIME)
-        yield from bound.judge(many, few)
-
-
-def as_the_slowest(many: Finished, few: Finished) -> Iterator[Finding]:
-    """Compare the times to the target of minibatch SGD with and without slow workers."""
-    text = "with eight workers that are 100 times as slow minibatch SGD takes {} times as long"
-    bound = Bounds(text, _TIME.name, _MINIBATCH, _MINIBATCH, above=_AS_THE_SLOW, best=_TIME)
-    return bound.judge(many, few)
-
+_UNDELAYED = tuple(
+    Bounds(
+        "with eight slow workers {of[method]} takes {} times as long as without",
+        *(_TIME.name, method, method),
+        below=_UNCHANGED,
+        best=_TIME,
+    )
+    for method in (_RINGMASTER, _RENNALA)
+)
+_AS_THE_SLOWEST = Bounds(
+    "with eight workers that are 100 times as slow minibatch SGD takes {} times as long",
+    *(_TIME.name, _MINIBATCH, _MINIBATCH),
+    above=_AS_THE_SLOW,
+    best=_TIME,
+)
 
 _COMPARE = (
     'compare --service 0 --problem "quadratic([1, 0.3, 0.1, 0.03], noise=0.2)" --target 0.03 '
@@ -57,13 +57,13 @@ CLAIMS: Sequence[Claim] = (
         "Workers that are too slow do not delay Rennala SGD and Ringmaster ASGD",
         f"{_COMPLEXITY}; Maranjyan et al. 2025",
         _SLOW,
-        undelayed,
+        _UNDELAYED,
     ),
     Claim(
         "Minibatch SGD is as slow as its slowest worker",
         "Tyurin and Richtarik 2023, time complexity of minibatch SGD",
         _SLOW,
-        as_the_slowest,
+        (_AS_THE_SLOWEST,),
     ),
     Claim(
         "Ringmaster ASGD is faster than delay-adaptive ASGD and Rennala SGD",

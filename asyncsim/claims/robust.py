@@ -103,7 +103,6 @@ CLAIMS: Sequence[Claim] = (
         "LICM-SGD withstands up to half of the workers without knowing their number",
         "Yang et al. 2019, abstract",
         "the rule that selects gradients is not in any source that can be had",
-        paper="the rule that selects gradients is not in any source that can be had",
     ),
     Claim(
         "CGE withstands a few Byzantine workers",

@@ -98,13 +98,11 @@ CLAIMS: Sequence[Claim] = (
         "VGG-A is 53 times as fast on 64 nodes and 90 times on 128",
         f"{SOURCE}, abstract",
         SPEEDS_UNKNOWN,
-        paper=SPEEDS_UNKNOWN,
     ),
     Claim(
         "One overhead explains both points of VGG-A",
         f"two numbers of {SOURCE}, abstract",
         _ONE_POINT,
-        paper=_ONE_POINT,
         ours=True,
     ),
     Claim(

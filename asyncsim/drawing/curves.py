@@ -2,6 +2,8 @@
 on axes.
 """
 
+import itertools
+import types
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -339,6 +341,43 @@ def draw_ranges(
     band.
     """
     draw_band(axes, table.groupby(x)[y].agg([average, "min", "max"]).dropna(), **line)
+
+
+def draw_lines(
+    axes: Axes,
+    runs: pd.DataFrame,
+    x: str,
+    y: str,
+    looks: Mapping[Any, look.Look],
+    by: str = "method",
+    average: str = "mean",
+    published: Mapping[Any, pd.Series] = types.MappingProxyType({}),
+) -> None:
+    """Draw a column of runs against another: for each value of the column ``by`` its look's line
+    with its range over the seeds, and a cross at the top where a run diverged.
+
+    ``average``: {"mean", "median"}. ``published``: values by ``x``, as hollow grey points.
+    """
+    markers = itertools.cycle(look.MARKERS)
+    for (name, appearance), marker in zip(looks.items(), markers, strict=False):
+        rows = runs[runs[by] == name]
+        draw_ranges(axes, rows, x, y, average, marker=marker, markersize=3, **appearance.style)
+        if name in published:
+            style = {**layout.PUBLISHED, "linestyle": "none", "marker": marker, "markersize": 5}
+            axes.plot(published[name].index, published[name], **style)
+        for place in rows.loc[rows["status"] == "diverged", x].unique():
+            cross = {"color": appearance.color, "clip_on": False, **layout.DIVERGED}
+            axes.plot(place, 1, transform=axes.get_xaxis_transform(), **cross)
+
+
+def draw_points(
+    axes: Axes, x: Any, y: Any, low: Any, high: Any, horizontal: bool = False, **style: Any
+) -> None:
+    """Draw values as points with lines from ``low`` to ``high``, along y unless ``horizontal``."""
+    values = np.asarray(x if horizontal else y, float)
+    ways = np.nan_to_num(np.clip([values - low, high - values], 0, None))
+    style = {"marker": "o", "linestyle": "", "markersize": 3.5, "elinewidth": 0.8, **style}
+    axes.errorbar(x, y, **{"xerr" if horizontal else "yerr": ways}, **style)
 
 
 def draw_target(axes: Axes, options: Mapping[str, Any], quantity: str = "train_loss") -> None:

@@ -37,6 +37,15 @@ _DARK = 0.55
 _COLUMN_HEIGHT = 2.6
 #: The mark where a run diverged.
 DIVERGED: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
+#: The style of published values, beside which ours are coloured.
+PUBLISHED: dict[str, Any] = {
+    "color": "#999999",
+    "linewidth": 0.7,
+    "zorder": 1,
+    "markersize": 3.2,
+    "markerfacecolor": "white",
+    "markeredgewidth": 0.6,
+}
 #: Rows of a legend that every figure has room for.
 _LEGEND_ROWS = 3
 #: Height of each further row (inches).
@@ -77,16 +86,20 @@ def finish(
 ) -> None:
     """Add the legend below all panels, of their ``handles`` if none are given, and the title.
 
-    Crosses of diverged runs have an entry. ``columns``: as in `legend_below`; ``width``: as in
-    `title`.
+    Crosses of diverged runs have an entry, and so have published values. ``columns``: as in
+    `legend_below`; ``width``: as in `title`.
     """
     named = (
         labelled(figure)
         if handles is None
         else {str(handle.get_label()): handle for handle in handles}
     )
-    if any(line.get_marker() == DIVERGED["marker"] for axes in figure.axes for line in axes.lines):
+    lines = [line for axes in figure.axes for line in axes.lines]
+    if any(line.get_marker() == DIVERGED["marker"] for line in lines):
         named["diverged"] = Line2D([], [], color=BLACK, **DIVERGED)
+    for line in (line for line in lines if line.get_color() == PUBLISHED["color"]):
+        style = {**PUBLISHED, "marker": "o", "linestyle": line.get_linestyle()}
+        named.setdefault("published", Line2D([], [], **style))
     legend_below(figure, list(named.values()), list(named), columns)
     title(figure, text, width)
 
@@ -186,9 +199,9 @@ def _fraction(axes: Axes, x: float) -> float:
     return float((place - left) / (right - left))
 
 
-def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper left") -> None:
-    """Add a legend at the top of axes with final limits; raise the upper limit so that it hides
-    nothing.
+def legend_inside(axes: Axes) -> None:
+    """Add a legend at the top right of linear axes with final limits; raise the upper limit so that
+    it hides nothing.
     """
     handles, labels = axes.get_legend_handles_labels()
     extent, dpi = axes.get_window_extent(), _figure_of(axes).dpi
@@ -196,14 +209,9 @@ def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper
     labels = [wrapped(label, max(width / _LETTER, _LEAST_LETTERS)) for label in labels]
     lines = len(labels) + sum(label.count("\n") for label in labels)
     room = (0.135 * lines + 0.05) / max(0.8 * extent.height / dpi, 0.5)
-    scale = axes.yaxis.get_transform()
-    bottom, top = scale.transform(np.array(axes.get_ylim()))
-    axes.set_ylim(
-        *scale.inverted().transform(
-            np.array([bottom, bottom + (top - bottom) / max(1 - room, 0.4)])
-        )
-    )
-    axes.legend(handles, labels, loc=loc)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, bottom + (top - bottom) / max(1 - room, 0.4))
+    axes.legend(handles, labels, loc="upper right")
 
 
 def stacked_bars(

@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.base.console import note, tell
+from asyncsim.base.console import note, over_seeds, tell
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished, read
+
+#: Names of problems in titles.
+_PROBLEMS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 
 class _Choice(NamedTuple):
@@ -119,7 +124,7 @@ class Drawing(NamedTuple):
     folder: str  #: of the results; see `Paper`
     shows: str
     draw: Callable[[Finished], Figure | None]  #: None: the results have nothing to show
-    #: Compute rows of deviations from the published results; no rows if the task is another.
+    #: Compute rows of deviations from the published results.
     measure: Callable[[Finished], Sequence[Any]] | None = None
 
 
@@ -133,6 +138,7 @@ class Paper:
     figures: Mapping[str, Drawing]  #: by their names
     #: Write the measured rows into the folder of the figures; return the file.
     keep: Callable[[Sequence[Any], Path], Path] | None = None
+    task: PaperTask | None = None  #: of the published results, for deviations
 
     def draw(self, results: Path, out: Path | None = None, only: Iterable[str] = ()) -> list[Path]:
         """Draw figures from a folder of results; report the commands that produce missing results.
@@ -206,15 +212,34 @@ class Paper:
                 try:
                     results = _read(folders[drawing.folder], self.studies[drawing.folder].name)
                     figure = drawing.draw(results)
-                    rows = drawing.measure(results) if drawing.measure else []
+                    if drawing.measure and self.task and self.task.is_that_of(results):
+                        measured += drawing.measure(results)
                 except InputError as error:
                     missing.setdefault(message(error, name), []).append(name)
                     continue
                 paths += _save(figure, out / name, drawing.draw)
-                measured += rows
         if measured and self.keep is not None:
             paths.append(self.keep(measured, out))
         return paths, [f"{', '.join(figures)}: {why}" for why, figures in missing.items()]
+
+
+def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
+    """Format a title: ``parts``, the problem, the local optimizer and the learning rate if all runs
+    have one, ``statistic`` of the seeds.
+    """
+    summary, name = results.summary, str(results.config.get("problem", ""))
+    optimizers = summary.get("method.optimizer", pd.Series(dtype=object)).dropna().unique()
+    all_rates = rate_of(summary).dropna().unique()
+    words = [*parts, _PROBLEMS.get(name, name)]
+    words += [f"local steps of {optimizers[0]}"] if len(optimizers) == 1 else []
+    words += [f"\u03b7\u00a0=\u00a0{all_rates[0]:g}"] if len(all_rates) == 1 else []
+    return "; ".join(filter(None, [*words, over_seeds(summary["seed"].nunique(), statistic)]))
+
+
+def rate_of(summary: pd.DataFrame) -> pd.Series:
+    """Return the learning rate of each run; NaN if it has none, or a schedule."""
+    rates = summary.get("method.learning_rate", pd.Series(np.nan, summary.index))
+    return pd.to_numeric(rates, errors="coerce")
 
 
 def drawer(

@@ -186,7 +186,7 @@ def staleness_histogram(
     axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    legend_inside(axes, "upper right")
+    legend_inside(axes)
 
 
 def timeline(
@@ -284,7 +284,7 @@ def queue_length(axes: Axes, trace: Trace) -> None:
     axes.set_ylim(0, highest)
     # Visits are whole, but their means may all lie between two numbers.
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=highest >= 3, steps=[1, 2, 5, 10]))
-    legend_inside(axes, "upper right")
+    legend_inside(axes)
 
 
 def waits(axes: Axes, trace: Trace) -> None:

@@ -224,7 +224,9 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
     for cell in cells:
         for seed in cell.seeds:
             if not cell.methods:
-                jobs.append(_trace_job(cell, seed))
+                commits = cell.length(cell.cluster, seed)
+                file = _trace_file(cell, f"seed{seed}")
+                jobs.append(CellRun(cell, None, seed, cell.cluster, commits, file).job())
             for method in cell.methods:
                 cluster, commits = cell.cluster_of(method, seed)
                 require_enough(method.name, method.timing, cluster.workers)
@@ -246,8 +248,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                         "" if is_same_length else f", of {commits:,} commits for as many gradients"
                     )
                     note(f"{method.name} needs {', '.join(needs)}: it gets its own traces{length}")
-                file = (Path("traces", cell.folder) / f"{folder_name(name)}.parquet").as_posix()
-                file = traces.setdefault((cluster, commits, seed), file)
+                file = traces.setdefault((cluster, commits, seed), _trace_file(cell, name))
                 if method.rounds is not None:
                     method.rounds.require(cluster.workers, cluster.policy)
                 if seed == cell.seeds[0] and method.sees_messages and cluster.topology is not None:
@@ -263,6 +264,10 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
     return jobs
 
 
+def _trace_file(cell: Cell, name: str) -> str:
+    return (Path("traces", cell.folder) / f"{folder_name(name)}.parquet").as_posix()
+
+
 def weak_attacks(cells: Iterable[Cell]) -> list[str]:
     """Return a notice for each attack of some cells that has no effect."""
     texts = (
@@ -274,61 +279,30 @@ def weak_attacks(cells: Iterable[Cell]) -> list[str]:
     return list(dict.fromkeys(filter(None, texts)))
 
 
-def _trace_job(cell: Cell, seed: int) -> Job:
-    """Return the job of a trace without a run; the statistics of the trace are a row of the
-    summary.
-    """
-    cluster, commits = cell.cluster, cell.length(cell.cluster, seed)
-    file = (Path("traces", cell.folder) / f"seed{seed}.parquet").as_posix()
-    labels = {**cell.values, "workers": cluster.workers, "seed": seed}
-
-    def row(trace: Trace) -> Tables:
-        return {SUMMARY: [{**labels, "status": "finished", **_numbers(trace), "trace_file": file}]}
-
-    def keep(folder: Path, trace: Trace) -> Tables:
-        trace.save(folder / file)
-        return row(trace)
-
-    def read(folder: Path) -> Tables | None:
-        if not (folder / file).exists():
-            return None
-        try:
-            return row(_loaded(folder / file, cluster, commits, seed))
-        except InputError as error:
-            note(f"{error}: moved to {set_aside(folder, file)}, and made again")
-            return None
-
-    return Job(
-        f"{_values(cell)}seed {seed}", file, simulate, (cluster, commits, seed), keep, read, labels
-    )
-
-
 class CellRun(NamedTuple):
-    """A run of a cell: a method on a trace of a cluster that meets its timing."""
+    """A run of a cell: a method on a trace of a cluster that meets its timing; or a trace alone."""
 
     cell: Cell
-    method: Method
+    method: Any  #: a `Method`; None for a trace alone
     seed: int
     cluster: Cluster
     commits: int
     trace_file: str  #: in the study's folder
 
     @property
-    def folder(self) -> str:
-        """Its folder inside the study's folder."""
-        return (
-            Path("runs", self.cell.folder) / folder_name(f"{self.method.name}-seed{self.seed}")
-        ).as_posix()
+    def place(self) -> str:
+        """Its folder inside the study's folder; the file of a trace alone."""
+        if self.method is None:
+            return self.trace_file
+        name = folder_name(f"{self.method.name}-seed{self.seed}")
+        return (Path("runs", self.cell.folder) / name).as_posix()
 
     @property
     def labels(self) -> dict[str, Any]:
         """The columns that name the run."""
-        columns = {
-            "workers": self.cell.cluster.workers,
-            "method": self.method.name,
-            "seed": self.seed,
-        }
-        return {**self.cell.values, **columns}
+        method = {} if self.method is None else {"method": self.method.name}
+        workers = {"workers": self.cell.cluster.workers}
+        return {**self.cell.values, **workers, **method, "seed": self.seed}
 
     @property
     def of_trace(self) -> dict[str, Any]:
@@ -337,48 +311,58 @@ class CellRun(NamedTuple):
 
     def job(self) -> Job:
         """Return the job that computes it."""
-        cell, method = self.cell, self.method
+        cell, method, words = self.cell, self.method, _values(self.cell)
+        on_trace = self.cluster, self.commits, self.seed
+        steps = self.keep, self.read
+        if method is None:
+            name = f"{words}seed {self.seed}"
+            return Job(name, self.place, simulate, on_trace, *steps, self.labels)
         # Worker steps of the study's cluster, in steps of this trace: of equal gradients, or of
         # equal time.
         share = (
             1 if cell.seconds is not None else max(1, cell.cluster.workers // self.cluster.workers)
         )
-        on_trace = self.cluster, self.commits, self.seed, method, cell.problem
         return Job(
-            f"{_values(cell)}{method.name}, seed {self.seed}",
-            self.folder,
+            f"{words}{method.name}, seed {self.seed}",
+            self.place,
             _replayed,
-            (*on_trace, cell.config, share, cell.goal),
-            self.keep,
-            self.read,
+            (*on_trace, method, cell.problem, cell.config, share, cell.goal),
+            *steps,
             {**self.labels, **self.of_trace},
             errors=cell.table,
             say=_ending,
         )
 
-    def keep(self, folder: Path, result: tuple[Run, Trace]) -> Tables:
+    def keep(self, folder: Path, result: Any) -> Tables:
         """Write the run, and the trace unless another run has, into a study's folder; return the
         row.
         """
-        run, trace = result
+        run, trace = (None, result) if self.method is None else result
         if not (folder / self.trace_file).exists():
             trace.save(folder / self.trace_file)
-        run.save(folder / self.folder)
+        if run is not None:
+            run.save(folder / self.place)
         return self._row(run, trace)
 
     def read(self, folder: Path) -> Tables | None:
         """Return the row of a finished run in a study's folder; None if it must be computed."""
-        path, file = folder / self.folder, folder / self.trace_file
+        path, file = folder / self.place, folder / self.trace_file
         if not path.exists() and not file.exists():
             return None
         try:
-            trace = _loaded(file, self.cluster, self.commits, self.seed)
+            trace = Trace.load(file)
+            commits = len(trace.accepted)
+            recorded = {"cluster": trace.cluster, "commits": commits, "seed": trace.seed}
+            expected = {"cluster": self.cluster, "commits": self.commits, "seed": self.seed}
+            _require_match("trace", recorded, expected)
         except InputError as error:
             # Other runs read it, too; the first of them simulates the same trace again.
             moved = f"moved to {set_aside(folder, self.trace_file)}, and " if file.exists() else ""
             note(f"{error}: {moved}made again")
             trace = _trace(self.cluster, self.commits, self.seed)
             trace.save(file)
+        if self.method is None:
+            return self._row(None, trace)
         if not path.exists():
             return None
         try:
@@ -391,23 +375,27 @@ class CellRun(NamedTuple):
                 "commits": self.commits,
                 "seed": self.seed,
             }
-            _require_match(f"run {self.folder}", run.config, expected)
+            _require_match(f"run {self.place}", run.config, expected)
             return self._row(run, trace)
         except InputError as error:
-            note(f"{error}: moved to {set_aside(folder, self.folder)}, and computed again")
+            note(f"{error}: moved to {set_aside(folder, self.place)}, and computed again")
             return None
 
-    def _row(self, run: Run, trace: Trace) -> Tables:
+    def _row(self, run: Run | None, trace: Trace) -> Tables:
+        of_trace = {f"trace.{name}": value for name, value in trace.summary().items()}
+        file = {"trace_file": self.trace_file}
+        if run is None:
+            return {self.cell.table: [{**self.labels, "status": "finished", **of_trace, **file}]}
         row = {
             **self.labels,
             **outcome(run, trace),
             **({} if self.cell.goal is None else self.cell.goal.reached(run, trace)),
             **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
-            **_numbers(trace),
+            **of_trace,
             **self.of_trace,
             **({} if self.cell.of_run is None else self.cell.of_run(self, run, trace)),
-            "trace_file": self.trace_file,
-            "run_folder": self.folder,
+            **file,
+            "run_folder": self.place,
         }
         return {self.cell.table: [row]}
 
@@ -419,18 +407,6 @@ def _ending(tables: Tables) -> str:
     return (
         f"diverged at commit {row['diverged_at']}" if diverged else f"loss {row['final_loss']:.3g}"
     )
-
-
-def _numbers(trace: Trace) -> dict[str, float]:
-    return {f"trace.{name}": value for name, value in trace.summary().items()}
-
-
-def _loaded(file: Path, cluster: Cluster, commits: int, seed: int) -> Trace:
-    """Load a trace; raise InputError if it is of another cluster, length or seed."""
-    trace = Trace.load(file)
-    recorded = {"cluster": trace.cluster, "commits": len(trace.accepted), "seed": trace.seed}
-    _require_match("trace", recorded, {"cluster": cluster, "commits": commits, "seed": seed})
-    return trace
 
 
 def _require_match(source: str, recorded: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

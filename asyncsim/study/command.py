@@ -166,7 +166,7 @@ def configure(
     """
     # Here, so that `asyncsim --help` does not wait for what they import: numpy, tyro.
     from asyncsim.study import options as command_line
-    from asyncsim.study.config import ELSEWHERE, JobOptions, StudyOptions, fields_of
+    from asyncsim.study.config import ELSEWHERE, JobOptions, StudyConfig, fields_of
     from asyncsim.study.help import value_of
 
     # Bad options are refused at once, before the study's imports, which take seconds.
@@ -185,7 +185,7 @@ def configure(
         config = command_line.read_options(name, options_alone, options)
         if recorded:
             require_typed(vars(config), typed, folder)
-        if check and isinstance(config, StudyOptions):
+        if check and isinstance(config, StudyConfig):
             command_line.refuse_unknown_names(config)
             with contextlib.suppress(NameError):  # of an import that only the whole study has
                 config.check()

@@ -265,8 +265,8 @@ class TaskOptions(JobOptions):
 
 
 @dataclass(frozen=True)
-class StudyOptions(TaskOptions):
-    """Options that studies of simulated clusters share, with one cluster or several."""
+class StudyConfig(TaskOptions):
+    """Options of a study of a simulated cluster."""
 
     #: The options of the example in the help.
     example: ClassVar[str] = "--workers 20 --seeds 5"
@@ -294,7 +294,7 @@ scale=2), mimic(workers, target), min_max(workers), of the first workers or a li
 Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
 """
 
-    workers: int | tuple[int, ...] = 100
+    workers: int = 100
     """Workers of the cluster."""
     steps: int = 200
     """Commits per worker, on average."""
@@ -403,26 +403,14 @@ Explanations: python -m pydoc asyncsim.clusters.policy, or .failures, or .laws
                     "as well"
                 )
         super().check()
-
-
-@dataclass(frozen=True)
-class StudyConfig(StudyOptions):
-    """Options of a study of one cluster."""
-
-    workers: int = 100
-    """Workers of the cluster."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `make_cluster` prints them
+            self._cluster(message_bytes=1.0)
 
     @property
     def commits(self) -> int:
         """Commits of a trace."""
         return require_count("steps", self.steps) * require_count("workers", self.workers)
-
-    def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
-        super().check()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `make_cluster` prints them
-            self._cluster(message_bytes=1.0)
 
     def at(self, **values: Any) -> "StudyConfig":
         """Return these options with some values replaced."""
@@ -492,7 +480,7 @@ class CellConfig(StudyConfig):
     all data for all workers."""
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         super().check()
         if self.split is not None:
             require_positive("split", self.split)

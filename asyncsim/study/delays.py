@@ -20,7 +20,7 @@ from asyncsim.problems import Problem
 from asyncsim.replays.check import check_method
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.study import results
-from asyncsim.study.columns import titled
+from asyncsim.study.columns import setting_text, titled
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -50,6 +50,11 @@ class Case(NamedTuple):
     delay: float  #: mean (versions)
     trace: Callable[[int], Trace]  #: of a seed
     is_shared: bool = True  #: whether all seeds have one trace
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The columns that name it."""
+        return {"source": self.source, "delay": self.delay}
 
 
 class Variant(NamedTuple):
@@ -89,7 +94,7 @@ class Question(NamedTuple):
                 for variant in self.variants(config, case):
                     method = variant.first()
                     check_method(method, problem.shapes)
-                    methods[", ".join([method.name, *map(str, variant.labels.values())])] = method
+                    methods[method.name] = method
             jobs = [job for case in cases for job in self._jobs(config, problem, case)]
             record = config.record(list(methods.values()), problem)
             record = {**record, "columns": list(self.columns)}
@@ -116,17 +121,11 @@ class Question(NamedTuple):
         all_seeds, jobs = range(config.seeds), []
         for seeds in [all_seeds] if case.is_shared else [range(k, k + 1) for k in all_seeds]:
             for variant in self.variants(config, case):
-                labels = {"source": case.source, "delay": case.delay, **variant.labels}
-                of_seed = {} if case.is_shared else {"seed": seeds[0]}
-                words = [f"{case.source} {case.delay:g}", *map(str, variant.labels.values())]
-                words.append(f"seed {seeds[0]}" if of_seed else f"{config.seeds} seeds")
-                jobs.append(
-                    measurement(
-                        ", ".join(words),
-                        *(_losses, config, problem, case, variant, seeds, self),
-                        labels={**labels, **of_seed},
-                    )
-                )
+                labels = {**case.labels, **variant.labels}
+                labels |= {} if case.is_shared else {"seed": seeds[0]}
+                name = ", ".join(setting_text(*label) for label in labels.items())
+                arguments = config, problem, case, variant, seeds, self
+                jobs.append(measurement(name, _losses, *arguments, labels=labels))
         return jobs
 
     def _edges(self, tables: "Tabulated") -> list[str]:
@@ -193,17 +192,15 @@ def tabulate(summary: pd.DataFrame, keys: Sequence[str], reference: Mapping[str,
 def names_of(table: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     """Return the values of some columns of each row in words; zeros are left out."""
 
-    def name(row: tuple[Any, ...]) -> str:
-        named = zip((column.replace("_", " ") for column in columns), row, strict=True)
-        words = [value if isinstance(value, str) else f"{of} {value:g}" for of, value in named]
-        is_zero = [value == 0 for value in row]
-        return (
-            " ".join(word for word, zero in zip(words, is_zero, strict=True) if not zero)
-            or (words[-1])
+    def name(row: pd.Series) -> str:
+        values = list(zip(columns, row, strict=True))
+        named = [pair for pair in values if pair[1] != 0] or values[-1:]
+        return " ".join(
+            value if isinstance(value, str) else f"{column.replace('_', ' ')} {value:g}"
+            for column, value in named
         )
 
-    rows = table[list(columns)].itertuples(index=False, name=None)
-    return pd.Series(map(name, rows), index=table.index, dtype=object)
+    return table[list(columns)].apply(name, axis=1)
 
 
 def _losses(
@@ -228,8 +225,8 @@ def _losses(
             progress=False,
             **values,
         )
-    labels = {"source": case.source, "delay": case.delay, **variant.labels}
-    labels["staleness_mean"] = float(trace.frame["staleness"].mean())
+    staleness = float(trace.frame["staleness"].mean())
+    labels = {**case.labels, **variant.labels, "staleness_mean": staleness}
     rows = []
     for run in runs:
         arguments = {name: run.config["hyperparameters"][name] for name in values}

@@ -342,8 +342,8 @@ def verdict(
     goal: object = "the target",
     longer: str = "--steps",
 ) -> str:
-    """Say which row of a `ranked` table is the best; in a second line, which rows cannot be
-    distinguished from it.
+    """Say which row of a `ranked` table is the best, in at most 15 words; in further lines, which
+    rows cannot be distinguished from it, or the reason and the remedy if there is no best row.
 
     ``names``: of the rows; ``what``: the noun for a row; ``goal``: the target in words; ``longer``:
     the option that makes runs longer.
@@ -360,11 +360,11 @@ def verdict(
     if first["diverged"]:
         return f"no best {what}: each diverged with some seed"
     if not np.isfinite(first[measure.name]):
-        return f"no {what} reached {goal} with every seed; give more {longer}"
+        return f"no {what} reached {goal} with every seed\ngive more {longer}"
     if early:
-        return f"no fastest {what}: {early[0]} touched {goal} before {best} held it"
+        return f"no fastest {what}\n{early[0]} touched {goal} before {best} held it"
     if is_until_target(measure.name) and first[measure.name] == 0:
-        return f"no best {what}: the start meets {goal}; give a harder --target"
+        return f"no best {what}: the start meets {goal}\ngive a harder --target"
     if not rest:
         return f"{best} is the only {what}"
     if seeds < 2:
@@ -375,7 +375,8 @@ def verdict(
     sure = f"({CONFIDENCE:.0%} confidence, {seeds} seeds)"
     lines = [f"{best} is the {'fastest' if is_time else 'best'} {what} {sure}"]
     if equal:
-        lines = [f"no best {what}: {best} and {', '.join(equal)} are equal up to round-off"]
+        lines = [f"no best {what}: some are equal up to round-off"]
+        lines.append(f"equal to {best}: {_first(equal)}")
         rivals = {name: row for name, row in rivals.items() if name not in equal}
     if rivals and not equal:
         lines = [f"undecided: {best} leads, within the noise {sure}"]

@@ -5,12 +5,10 @@ A task gets its function and arguments pickled by value where other machines can
 process keeps them with their compiled programs.
 """
 
-import collections
 import contextlib
-import io
+import functools
 import logging
 import os
-import pickle
 import socket
 import sys
 import warnings
@@ -18,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import ray
@@ -40,8 +38,8 @@ _AUTH_MODE = "RAY_AUTH_MODE"
 _FETCH = 600.0
 #: Repetitions of a run whose process or node was lost.
 _RETRIES = 3
-#: Methods and problems that a process keeps.
-_RETAINED = 32
+#: Arguments of a job that are sent once, and that a process keeps.
+_SENT = (Method, Problem, PolicyProblem, Recorder)
 #: Modules that were loaded by path, by the first part of their names.
 _BY_PATH = ("asyncsim.own.", "asyncsim.studies.", "asyncsim.figures.")
 #: Packages whose versions must be the same on all nodes.
@@ -174,11 +172,12 @@ class RayExecutor:
     def _pack(
         self, function: Callable[..., Any], job: tuple[Any, ...]
     ) -> tuple[bytes, list[Any], dict[str, str]]:
-        """Return the arguments of a task."""
-        refs: list[Any] = []
-        buffer = io.BytesIO()
-        _Pickler(buffer, self._send, refs).dump((function, job))
-        return buffer.getvalue(), refs, _versions()
+        """Return the arguments of a task: the call, the references to the objects that are sent
+        apart (None for all others), and the versions.
+        """
+        refs = [self._send(value) if isinstance(value, _SENT) else None for value in job]
+        rest = [value if ref is None else None for value, ref in zip(job, refs, strict=True)]
+        return cloudpickle.dumps((function, rest)), refs, _versions()
 
     def _send(self, value: Any) -> Any:
         """Put an object where all nodes can get it, once."""
@@ -200,47 +199,15 @@ class RayExecutor:
             )
 
 
-class _Pickler(cloudpickle.Pickler):
-    """Pickles a call; its methods, problems and recorders are sent apart, and the call only refers
-    to them.
-    """
-
-    def __init__(self, buffer: io.BytesIO, send: Callable[[Any], Any], refs: list[Any]):
-        super().__init__(buffer)
-        self._send, self._refs = send, refs
-
-    def persistent_id(self, value: Any) -> int | None:
-        if not isinstance(value, Method | Problem | PolicyProblem | Recorder):
-            return None
-        ref = self._send(value)
-        if ref not in self._refs:
-            self._refs.append(ref)
-        return self._refs.index(ref)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Unpickles a call; in one process each of these is the same object each time, and compiled
+@functools.lru_cache(32)
+def _received(ref: ray.ObjectRef) -> Any:
+    """Return an object that was sent apart; the same object each time, so that it is compiled
     once.
     """
-
-    _objects: ClassVar[collections.OrderedDict[bytes, Any]] = collections.OrderedDict()
-
-    def __init__(self, buffer: io.BytesIO, refs: list[Any]):
-        super().__init__(buffer)
-        self._refs = refs
-
-    def persistent_load(self, place: int) -> Any:
-        ref, objects = self._refs[place], self._objects
-        key = ref.binary()
-        if key not in objects:
-            objects[key] = cloudpickle.loads(ray.get(ref, timeout=_FETCH))
-        objects.move_to_end(key)
-        while len(objects) > _RETAINED:
-            objects.popitem(last=False)
-        return objects[key]
+    return cloudpickle.loads(ray.get(ref, timeout=_FETCH))
 
 
-def _work(call: bytes, refs: list[Any], versions: dict[str, str]) -> Any:
+def _work(call: bytes, refs: list[ray.ObjectRef | None], versions: dict[str, str]) -> Any:
     """Unpickle a call and run it: the body of a task."""
     installed = _versions()
     if installed != versions:
@@ -254,8 +221,9 @@ def _work(call: bytes, refs: list[Any], versions: dict[str, str]) -> Any:
         )
 
     def run() -> Any:
-        function, job = _Unpickler(io.BytesIO(call), refs).load()
-        return function(*job)
+        function, rest = cloudpickle.loads(call)
+        job = zip(rest, refs, strict=True)
+        return function(*(value if ref is None else _received(ref) for value, ref in job))
 
     return attempt(run, ())
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from asyncsim.base.console import each_note_once, note
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.study import results
-from asyncsim.study.config import CellConfig, JobOptions, StudyConfig, StudyOptions
+from asyncsim.study.config import CellConfig, JobOptions, StudyConfig
 from asyncsim.study.jobs import Job, Result, executor_of, run_jobs
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS
 from asyncsim.study.target import TargetOptions
@@ -101,7 +101,7 @@ class ComparisonConfig(TargetOptions, CellConfig):
         return CellConfig(**{name: options[name] for name in names})
 
     def check(self) -> None:
-        """Check the options; see `StudyOptions.check`."""
+        """Check the options; see `StudyConfig.check`."""
         for name, values in self.varied.items():
             check_values(name, values)
         self.check_target()
@@ -214,7 +214,7 @@ def sweep(
 
 def run_cells(
     study: str,
-    config: StudyOptions,
+    config: StudyConfig,
     cells: "Sequence[Cell]",
     conclude: "Callable[[Path, pd.DataFrame], None]",
     measure: Sequence[Job] = (),
@@ -223,7 +223,7 @@ def run_cells(
 ) -> Result:
     """Run the methods of each cell, on one trace per seed; see `asyncsim.study.jobs.run_jobs`.
 
-    The ``run`` of a study calls it after `StudyOptions.check` and `sweep`, which raise InputError
+    The ``run`` of a study calls it after `StudyConfig.check` and `sweep`, which raise InputError
     for invalid options.
 
     ``study``: its name. ``conclude(folder, summary)`` draws the figures and prints the tables of

@@ -13,8 +13,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.drawing import findings, layout, look
 from asyncsim.study.finished import Finished
 
-from . import published
-from .tables import is_thesis, published_grid, setting
+from .tables import published_grid, setting
 
 _PARTS = {"train_accuracy": "training", "test_accuracy": "test"}
 #: Minimal half width of the colour scale of temporal efficiencies around one.
@@ -25,14 +24,14 @@ def accuracy(results: Finished, method: str) -> Figure:
     """Draw a method's final training and test accuracies by workers and window, ours and
     published.
     """
-    table = results.table("grid.csv", tuple(_PARTS))
-    rows = table[table["method"] == method].set_index(["workers", "window"])
-    if rows.empty:
+    runs = results.summary[results.summary["method"].str.partition("(")[0] == method]
+    if runs.empty:
         raise InputError(f"no finished run has method = {method}")
     maps: dict[str, pd.Series] = {}
     for column, part in _PARTS.items():
+        accuracies = runs.groupby(["workers", "window"])[column].mean()
         theirs = 100 * published_grid(results, column, method)
-        maps |= _with_published(part, 100 * rows[column], theirs)
+        maps |= _with_published(part, 100 * accuracies, theirs)
     name = look.looks([method])[method].label
     text = f"{name}: accuracy at the end"
     norm = Normalize(*_values(maps)[[0, -1]])
@@ -46,7 +45,8 @@ def efficiency(results: Finished) -> Figure:
     if pair.empty:
         raise InputError(f"folder = {str(results.folder)!r}: no runs of both agn and aeasgd")
     theirs = published_grid(results, "efficiency", "agn over aeasgd")
-    maps = _with_published("", pair.set_index(["workers", "window"])["efficiency"], theirs)
+    ours = pair.groupby(["workers", "window"])["efficiency"].mean()
+    maps = _with_published("", ours, theirs)
     norm = CenteredNorm(1.0, max(_NEAREST, np.abs(_values(maps) - 1).max()))
     text = "temporal efficiency of AGN over AEASGD"
     return _maps(
@@ -88,8 +88,7 @@ def _maps(
         axes.set_ylabel("workers n")
         axes.set_title(title)
     figure.colorbar(panels[0].images[0], ax=panels, label=label)
-    source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
-    layout.title(figure, setting(results, text, *source))
+    layout.title(figure, setting(results, text))
     part, ours = next(iter(maps.items()))
     ends = [
         f"{number_text(ours[key])} with {counted(int(key[0]), 'worker')} and a window of {key[1]}"

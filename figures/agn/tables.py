@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from asyncsim.base.console import counted
+from asyncsim.drawing import paper
 from asyncsim.study.finished import Finished
 
 from . import published
@@ -24,21 +24,6 @@ def published_grid(results: Finished, quantity: str, method: str) -> pd.Series:
 
 
 def setting(results: Finished, *parts: str) -> str:
-    """Format a title: ``parts``, the problem, the workers' local optimizer and the number of
-    seeds.
-    """
-    summary, problem = results.summary, str(results.config.get("problem", ""))
-    title_parts = [*parts, "MNIST" if problem == "mnist" else problem]
-    rates = (
-        summary["method.learning_rate"].dropna().unique()
-        if "method.learning_rate" in summary
-        else []
-    )
-    names = summary["method.optimizer"].dropna().unique() if "method.optimizer" in summary else []
-    if len(rates) == 1 and len(names) <= 1:
-        title_parts.append(
-            f"{f'local steps of {names[0]}' if len(names) else 'gradient steps'}, "
-            f"\u03b7\u00a0=\u00a0{rates[0]:g}"
-        )
-    title_parts.append(counted(int(summary["seed"].nunique()), "seed"))
-    return "; ".join(title_parts)
+    """Format a title with the source of published values, if there are any."""
+    source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
+    return paper.setting(results, *parts, *source)

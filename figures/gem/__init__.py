@@ -12,7 +12,7 @@ known published curves are drawn in grey::
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -20,10 +20,8 @@ import pandas as pd
 from asyncsim.base.console import summary_of
 from asyncsim.base.files import open_file, write_csv
 from asyncsim.drawing.paper import Drawing, Paper, Study
-from asyncsim.study.finished import Finished
 
 from . import energy, families, losses, pace, published, queue, tensors
-from .panels import is_paper
 
 #: The table of deviations, beside the figures.
 DEVIATIONS = "deviations.csv"
@@ -58,39 +56,30 @@ STUDIES = {
 _of = functools.partial
 
 
-def _on_paper_task(
-    measure: Callable[[Finished], list[published.Deviation]],
-) -> Callable[[Finished], list[published.Deviation]]:
-    """Restrict a measure to results of the paper's task; for any other it returns no deviations."""
-    return lambda results: measure(results) if is_paper(results) else []
-
-
 def _family(name: str) -> Drawing:
     """Return a figure of `families.FAMILIES`."""
     shown = families.FAMILIES[name]
-    measure = _on_paper_task(_of(families.measure, name=name))
-    return Drawing(shown.study, shown.subject, _of(families.draw, name=name), measure)
+    draw, measure = _of(families.draw, name=name), _of(families.measure, name=name)
+    return Drawing(shown.study, shown.subject, draw, measure)
 
 
 #: The figures by name: the paper's by their numbers, then further ones.
 FIGURES = {
     **{name: _family(name) for name in ("1a", "1b", "1c")},
-    "1d": Drawing(
-        "stability", "final loss against n", losses.final, _on_paper_task(losses.measure_final)
-    ),
-    "2": _family("2")._replace(measure=_on_paper_task(losses.measure_hundred)),
+    "1d": Drawing("stability", "final loss against n", losses.final, losses.measure_final),
+    "2": _family("2")._replace(measure=losses.measure_hundred),
     "3": _family("3"),
     "4": Drawing(
         "speedup",
         "loss over time, a batch divided among n workers",
         pace.speedup,
-        _on_paper_task(pace.measure_speedup),
+        pace.measure_speedup,
     ),
     "5": Drawing(
         "generalization",
         "minibatch and test loss over data epochs",
         pace.generalization,
-        _on_paper_task(pace.measure_generalization),
+        pace.measure_generalization,
     ),
     **{name: _family(name) for name in ("6a", "6b", "7", "8a", "8b")},
     "9": Drawing(
@@ -115,19 +104,10 @@ def _keep(deviations: Sequence[published.Deviation], out: Path) -> Path:
         with open_file(path) as file:
             before = pd.read_csv(file, dtype={"figure": str})
         remaining = before[~before["figure"].isin(table["figure"])]
-        table = (
-            pd.concat([remaining, table]).sort_values("figure", key=_place, kind="stable")
-            if len(remaining)
-            else table
-        )
+        if len(remaining):
+            table = pd.concat([remaining, table]).sort_values("figure", kind="stable")
     return write_csv(path, table)
 
 
-def _place(figures: pd.Series) -> pd.Series:
-    """Return the positions of figures in `FIGURES`."""
-    names = list(FIGURES)
-    return figures.map(lambda name: names.index(name) if name in names else len(names))
-
-
-PAPER = Paper("gem", summary_of(__doc__), STUDIES, FIGURES, _keep)
+PAPER = Paper("gem", summary_of(__doc__), STUDIES, FIGURES, _keep, published.TASK)
 draw, draw_study = PAPER.draw, PAPER.draw_study

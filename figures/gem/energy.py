@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import draw_ranges
+from asyncsim.drawing.curves import draw_lines, draw_ranges
+from asyncsim.drawing.paper import setting
 from asyncsim.study.finished import Finished
 
 from .panels import (
@@ -18,7 +19,6 @@ from .panels import (
     chosen,
     finish,
     methods_of,
-    setting,
     values_of,
     with_all_workers,
 )
@@ -39,10 +39,7 @@ def by_workers(results: Finished) -> Figure:
     results = with_all_workers(at_rate(results))
     looks = look.looks(methods_of(results))
     figure, (vector, weights, shares) = look.new_figure(look.DOUBLE, 2.9, 3, sharex=True)
-    for name, appearance in looks.items():
-        runs = chosen(results, method=name).summary
-        style = {"marker": "o", "ms": 3, **appearance.style}
-        draw_ranges(vector, runs, "workers", "energy_ratio", "median", **style)
+    draw_lines(vector, results.summary, "workers", "energy_ratio", looks, average="median")
     vector.set_title("whole vector")
     weights.set_title("each weight, GEM")
     shares.set_title("where GEM cannot match")
@@ -65,10 +62,6 @@ def by_workers(results: Finished) -> Figure:
         axes.set_xscale("log")
         layout.ticks_at(axes.xaxis, values_of(results, "workers"))
         axes.set_xlabel("workers n")
-    for name in results.rows(status="diverged")["method"].unique():
-        counts = results.rows(method=name, status="diverged")["workers"].unique()
-        top = [vector.get_ylim()[1]] * len(counts)
-        vector.plot(counts, top, color=looks[name].color, clip_on=False, **layout.DIVERGED)
     figure.set_label(_finding(results, looks, values_of(results, "workers")[-1]))
     text = "central against proxy energy, medians over the last tenth of the runs"
     finish(figure, setting(results, text, statistic="median and range of"), 3)

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve
+from asyncsim.drawing.paper import setting
 from asyncsim.study.finished import Finished
 
 from . import published
@@ -38,7 +39,6 @@ from .panels import (
     published_curves,
     rate_text,
     rates,
-    setting,
     values_of,
     workers_label,
 )

@@ -1,23 +1,20 @@
 """Figure 1d: final losses by the number of workers; and the test accuracy of figure 2."""
 
-import itertools
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import draw_ranges
+from asyncsim.drawing.curves import draw_lines
+from asyncsim.drawing.paper import setting
 from asyncsim.study.finished import Finished
 
 from . import families, published
 from .panels import (
     MOST_LOSS,
     PANEL,
-    PUBLISHED,
     at_rate,
-    chosen,
     curve_row,
     diverged_of,
     finish,
@@ -25,7 +22,6 @@ from .panels import (
     log_axis,
     methods_of,
     rate_text,
-    setting,
     values_of,
     with_all_workers,
 )
@@ -45,27 +41,14 @@ def final(results: Finished) -> Figure:
     theirs = {name: published.series("1d", name) for name in names} if is_paper(results) else {}
     values = [results.summary["final_loss"], *(points["y"] for points in theirs.values())]
     log_axis(axes, values, "final minibatch loss", MOST_LOSS)
-    published_counts = set[int]()
-    for (name, appearance), marker in zip(
-        look.looks(names).items(), itertools.cycle(look.MARKERS), strict=False
-    ):
-        if name in theirs:
-            x, y = theirs[name]["x"], theirs[name]["y"]
-            published_counts |= set(x.astype(int))
-            style = {**PUBLISHED, "linestyle": "none", "marker": marker}
-            axes.plot(x, y, markersize=5, markerfacecolor="white", **style)
-        rows = chosen(results, method=name).summary
-        style = {"marker": marker, "markersize": 3.5, **appearance.style}
-        draw_ranges(axes, rows, "workers", "final_loss", **style)
-        for n in sorted(rows.loc[rows["status"] == "diverged", "workers"].unique()):
-            axes.plot(
-                n, axes.get_ylim()[1], color=appearance.color, clip_on=False, **layout.DIVERGED
-            )
-    counts = sorted({*values_of(results, "workers"), *published_counts})
-    if counts[-1] > 10 * counts[0]:
+    points = {name: rows.set_index("x")["y"] for name, rows in theirs.items()}
+    draw_lines(axes, results.summary, "workers", "final_loss", look.looks(names), published=points)
+    counts = sorted(
+        {*values_of(results, "workers"), *(n for of in points.values() for n in of.index)}
+    )
+    if max(counts) > 10 * min(counts):
         axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(counts, [str(n) for n in counts])
+    layout.ticks_at(axes.xaxis, sorted(counts))
     axes.set_xlabel("workers n")
     most = results.rows(workers=values_of(results, "workers")[-1])
     labels = most["method"].map(lambda name: look.looks(names)[name].label)

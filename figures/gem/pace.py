@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import Curve, draw_ranges
+from asyncsim.drawing.paper import setting
 from asyncsim.study.finished import Finished
 
 from . import published
 from .panels import (
     PANEL,
-    PUBLISHED,
     chosen,
     curve_row,
     draw_family,
@@ -25,7 +25,6 @@ from .panels import (
     is_paper,
     log_axis,
     methods_of,
-    setting,
     values_of,
     workers_label,
 )
@@ -146,7 +145,7 @@ def generalization(results: Finished) -> Figure:
                 last = evaluated[evaluated["epochs"] == evaluated["epochs"].max()]
                 ends[looks[name].label] = last[column].agg(["mean", "min", "max"])
             theirs = _published_epochs(results, name, column)
-            axes.plot(theirs.index, theirs, linestyle=line, **PUBLISHED)
+            axes.plot(theirs.index, theirs, linestyle=line, **layout.PUBLISHED)
     for axes in panels:
         axes.set_xlim(0, None)
         if unit == "gradients":

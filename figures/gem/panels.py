@@ -10,13 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from asyncsim.base.console import counted, over_seeds
+from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import findings, layout, look
 from asyncsim.drawing.curves import (
-    ALONG,
     Curve,
     axis_along,
     curve_of,
@@ -25,6 +23,7 @@ from asyncsim.drawing.curves import (
     log_limits,
     trace_length,
 )
+from asyncsim.drawing.paper import rate_of
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 
@@ -32,8 +31,8 @@ from . import published
 
 #: Size of a panel as wide as a paper's column (inches).
 PANEL = (look.SINGLE, 2.9)
-#: Words along axes.
-STEPS, LOSS = ALONG["step"], "minibatch loss"
+#: The words along the axis of losses.
+LOSS = "minibatch loss"
 #: Losses above this are cut off: they belong to diverging runs.
 MOST_LOSS = 6.0
 #: The paper's learning rate, unless it says otherwise.
@@ -42,12 +41,6 @@ STATED_RATE = 0.05
 _POINTS = 25
 #: Points of a curve between two of its markers.
 _MARKED_EVERY = 6
-#: The style of published curves.
-PUBLISHED: dict[str, Any] = {"color": "#999999", "linewidth": 0.7, "zorder": 1}
-_HOLLOW: dict[str, Any] = {"markersize": 3.2, "markerfacecolor": "white", "markeredgewidth": 0.6}
-
-_PROBLEMS = {"mnist": "MNIST", "cifar10": "CIFAR-10 in place of ImageNet"}
-
 #: Maps runs of one cell and method, and the number of workers of their traces, to a curve.
 Quantity = Callable[[Sequence[Run], int], Curve]
 
@@ -140,9 +133,9 @@ def loss(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
     )
 
 
-def median_pi(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
-    """Return the median of GEM's factor over all weights, as means over ``width`` worker steps."""
-    curve = diagnostic_curve(runs, "pi", workers, width or bin_steps(runs, workers))
+def median_pi(runs: Sequence[Run], workers: int) -> Curve:
+    """Return the median of GEM's factor over all weights, as means over worker steps."""
+    curve = diagnostic_curve(runs, "pi", workers, bin_steps(runs, workers))
     if not np.isfinite(curve.mean).any():
         raise InputError("no medians of pi were recorded; run the study with --diagnose-every 5")
     return curve
@@ -182,7 +175,7 @@ def draw_family(
     looks = looks or look.shades(curves)
     for turn, (value, points) in enumerate(theirs.items()):
         places = _marked(turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY, len(points))
-        style = {**PUBLISHED, **_HOLLOW, "marker": looks[value].marker}
+        style = {**layout.PUBLISHED, "marker": looks[value].marker}
         axes.plot(points.index, points, markevery=places, **style)
     for turn, (value, curve) in enumerate(curves.items()):
         shade = looks[value]
@@ -242,33 +235,8 @@ def log_axis(
 
 
 def finish(figure: Figure, text: str, columns: int | None = None) -> None:
-    """Add the legend of all panels, with one entry for published curves, and the title."""
-    handles = list(layout.labelled(figure).values())
-    lines = [line for axes in figure.axes for line in axes.lines if line not in handles]
-    theirs = [line for line in lines if line.get_color() == PUBLISHED["color"]]
-    if theirs:
-        style = {**PUBLISHED, **_HOLLOW, "marker": "o", "linestyle": theirs[0].get_linestyle()}
-        handles.append(Line2D([], [], label="published", **style))
-    layout.finish(
-        figure, text, columns or (3 if figure.get_figwidth() < look.DOUBLE else 6), handles
-    )
-
-
-def setting(results: Finished, *parts: str, statistic: str = "mean and range of") -> str:
-    """Format a title: ``parts``, the problem, the learning rate if it is unique, ``statistic`` of
-    the seeds.
-    """
-    all_rates, seeds = rates(results), results.summary["seed"].nunique()
-    title_parts = [*parts, problem(results)]
-    title_parts += [f"\u03b7\u00a0=\u00a0{all_rates[0]:g}"] if len(all_rates) == 1 else []
-    title_parts += [over_seeds(seeds, statistic)]
-    return "; ".join(part for part in title_parts if part)
-
-
-def problem(results: Finished) -> str:
-    """Return the name of the problem, for titles."""
-    name = str(results.config.get("problem", ""))
-    return _PROBLEMS.get(name, name)
+    """Add the legend of all panels and the title."""
+    layout.finish(figure, text, columns or (3 if figure.get_figwidth() < look.DOUBLE else 6))
 
 
 def point_text(results: Finished) -> str:
@@ -300,12 +268,3 @@ def diverged_of(rows: pd.DataFrame) -> str:
 def _marked(start: int, interval: int, points: int) -> tuple[int, int]:
     """Return matplotlib's ``markevery`` for a curve, with at least one marker."""
     return start % max(points, 1), interval
-
-
-def rate_of(summary: pd.DataFrame) -> pd.Series:
-    """Return the learning rate of each run: the study's column, or else the method's."""
-    for name in ("learning_rate", "method.learning_rate"):
-        if name in summary:
-            # A schedule is a text.
-            return pd.to_numeric(summary[name], errors="coerce")
-    return pd.Series(np.nan, summary.index)

@@ -4,7 +4,8 @@ from matplotlib.figure import Figure
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import draw_ranges
+from asyncsim.drawing.curves import draw_lines
+from asyncsim.drawing.paper import setting
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
@@ -12,14 +13,13 @@ from .panels import (
     at_rate,
     finish,
     one_cluster,
-    setting,
 )
 
-#: Marker and look of each discipline; the first is the authors' program's.
+#: The look of each discipline; the first is the authors' program's.
 _LOOKS = {
-    "fifo": ("o", look.Look(look.BLACK, "-", "first come, first served")),
-    "lowest_rank": ("s", look.Look(look.PURPLE, "--", "lowest rank first")),
-    "random": ("^", look.Look(look.ORANGE, ":", "random order")),
+    "fifo": look.Look(look.BLACK, "-", "first come, first served"),
+    "lowest_rank": look.Look(look.PURPLE, "--", "lowest rank first"),
+    "random": look.Look(look.ORANGE, ":", "random order"),
 }
 
 
@@ -33,13 +33,11 @@ def ranks(results: Finished) -> Figure | None:
     table = results.table("ranks.csv", columns)
     table = table[table["workers"] == n]
     figure, (share, staleness) = look.new_figure(look.DOUBLE, 2.9, 2, sharex=True)
-    table = table.assign(share=n * table["share"])
+    table = table.assign(share=n * table["share"], status="finished")
+    looks = {name: of for name, of in _LOOKS.items() if name in set(table["discipline"])}
     words = {"share": "commits of a worker / mean", "staleness_mean": axis_of("staleness_mean")}
     for axes, (column, label) in zip((share, staleness), words.items(), strict=True):
-        for name, rows in ((name, table[table["discipline"] == name]) for name in _LOOKS):
-            if len(rows):
-                marker, appearance = _LOOKS[name]
-                draw_ranges(axes, rows, "worker", column, marker=marker, ms=2.5, **appearance.style)
+        draw_lines(axes, table, "worker", column, looks, by="discipline")
         axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)  # room for the whole of the highest marker
         axes.set_xlabel("rank (worker index)")
         layout.whole_ticks(axes.xaxis)
@@ -48,7 +46,7 @@ def ranks(results: Finished) -> Figure | None:
     shares = table.groupby(["discipline", "worker"])["share"].mean().unstack()
     texts = [
         f"{number_text(of_rank.max())} and {number_text(of_rank.min())} times the mean number of "
-        f"commits with {_LOOKS[name][1].label}"
+        f"commits with {looks[name].label}"
         for name, of_rank in shares.iterrows()
     ]
     figure.set_label(f"The busiest and the idlest worker make {'; '.join(texts)}.")

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, number_text, tensor_label
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
+from asyncsim.drawing.paper import setting
 from asyncsim.study.finished import Finished
 
-from .panels import finish, setting
+from .panels import finish
 
 #: Columns of a map.
 _COLUMNS = 120
@@ -40,24 +41,15 @@ def heat_map(results: Finished, place: int) -> Figure:
     figure, panels = look.new_figure(
         *size, 1, len(by_method), sharex=True, gridspec_kw={"height_ratios": heights}
     )
-    images = [
-        _draw_map(axes, medians, highest)
-        for axes, medians in zip(panels, by_method.values(), strict=True)
-    ]
-    if len(by_method) > 1:
-        for axes, name in zip(panels, by_method, strict=True):
-            axes.set_title(looks[name].label)
+    for axes, (name, medians) in zip(panels, by_method.items(), strict=True):
+        image = _draw_map(axes, medians, highest)
+        axes.set_title(looks[name].label)
     panels[-1].set_xlabel("server updates (commits)")
     layout.whole_ticks(panels[-1].xaxis, "auto")
-    figure.colorbar(images[0], ax=panels, label="median \u03c0 of the tensor", extend="max")
-    network = results.config.get("problem_config", {}).get("network", "")
-    subject = f"{looks[next(iter(by_method))].label}'s median" if len(by_method) == 1 else "median"
-    text = setting(
-        results,
-        f"{subject} \u03c0 of each tensor, {counted(counts[place], 'worker')}",
-        network,
-        statistic="mean of",
-    )
+    figure.colorbar(image, ax=panels, label="median \u03c0 of the tensor", extend="max")
+    network, workers = results.config.get("problem_config", {}), counted(counts[place], "worker")
+    about = f"median \u03c0 of each tensor, {workers}", network.get("network", "")
+    finish(figure, setting(results, *about, statistic="mean of"))
     name, medians = next(iter(by_method.items()))
     scales = medians.mean(axis=1)
     low, high = (
@@ -65,10 +57,9 @@ def heat_map(results: Finished, place: int) -> Figure:
         for tensor in (scales.idxmin(), scales.idxmax())
     )
     figure.set_label(
-        f"With {counted(counts[place], 'worker')}, the mean over the run of {looks[name].label}'s "
-        f"median \u03c0 is {low}, the lowest, and {high}, the highest."
+        f"With {workers}, the mean over the run of {looks[name].label}'s median \u03c0 is {low}, "
+        f"the lowest, and {high}, the highest."
     )
-    finish(figure, text)
     return figure
 
 
