@@ -265,6 +265,13 @@ def test_kardam_takes_updates_that_differ_by_round_off_as_equal(dtype, differenc
 # Policies
 
 
+PARAMS = problems.digits(hidden=(3,)).shapes
+
+
+def by_loss(gradients, state, params=None, *, visit, **others):
+    return jax.tree.map(lambda g: -g * visit.loss, gradients), state
+
+
 def damped(**fields):
     return methods.downpour()._replace(name="damped", **fields)
 
