@@ -850,24 +850,3 @@ def elastic_synchronous(n, step, alpha):
     round_map[:n, n] = round_map[n, :n] = alpha
     round_map[n, n] = 1 - n * alpha
     return round_map
-
-
-def leader_step_bound(gap, leader_gap, rate, pull, convexity, smoothness, noise):
-    """Teng et al. 2019, arXiv 1905.10395, as the authors' poster quotes it: the mean loss above the
-    minimum after a step of leader SGD, for small rates; gaps are losses above the minimum.
-    """
-    decrease = convexity * rate * gap + pull * (gap - leader_gap)
-    return gap - decrease + rate**2 * smoothness * noise**2 / 2
-
-
-def mixed_group_gradient(members, share, gradient, covariance, reward_gap, old_score, exact):
-    """The mean uncorrected gradient of a group of ``S`` members, each old with probability ``f``::
-
-        (S - 1) / S ((1 - f) grad J + f cov + f (1 - f) (J_old - J) E_old[score])
-
-    The baseline is the mean reward of the group. With ``exact`` the group has exactly a share ``f``
-    of old members, and the last term has no factor ``(S - 1) / S``.
-    """
-    factor = (members - 1) / members
-    drift = share * (1 - share) * reward_gap * old_score
-    return factor * ((1 - share) * gradient + share * covariance) + (1 if exact else factor) * drift

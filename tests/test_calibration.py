@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from edits import with_columns, without_cluster
+from test_laws import as_scipy
 
 from asyncsim import Cluster, InputError, calibrate, failures, recorded, simulate
 from asyncsim.calibration import CalibrationWarning, examine
@@ -211,23 +212,6 @@ def test_likelihoods_are_the_largest(law, cut):
             assert likelihood(neighbour) < estimate.log_likelihood
 
 
-def as_scipy(law):
-    match law:
-        case Exponential(mean):
-            return scipy.stats.expon(scale=mean)
-        case Gamma():
-            return scipy.stats.gamma(law.shape, scale=law.mean / law.shape)
-        case LogNormal():
-            mean, std = law._log_mean_std
-            return scipy.stats.lognorm(std, scale=np.exp(mean))
-        case Uniform(low, high):
-            return scipy.stats.uniform(low, high - low)
-        case Weibull():
-            return scipy.stats.weibull_min(law.shape, scale=law._scale)
-        case Pareto():
-            return scipy.stats.pareto(law.shape, scale=law.minimum)
-
-
 def test_censored_durations_are_estimated_by_kaplan_and_meier():
     """By hand: of 1, 2+, 3, 4 the steps are 1/4, then 3/4 of 1/2."""
     by_hand = uncensored(np.array([3.0, 1.0, 4.0, 2.0]), np.array([False, False, False, True]))
@@ -319,7 +303,8 @@ def test_rows_tell_of_deaths_what_spells_do():
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_deaths_are_calibrated(is_recorded):
     trace = simulate(DYING, 2_000, seed=1)
-    known = examine(without_cluster(trace) if is_recorded else trace)
+    trace = without_cluster(trace) if is_recorded else trace
+    known = examine(trace, per_worker=False)
     (crash,) = known.cluster.failures
     count = int(known.table.set_index("what").loc["time to a death", "samples"])
     assert count > 60 and crash.every.mean == pytest.approx(10, rel=3 / count**0.5)

@@ -42,9 +42,8 @@ def task(request):
     return request.param
 
 
-def idx(array):
-    """The bytes of an IDX file of unsigned bytes."""
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
@@ -52,23 +51,27 @@ def files(task, monkeypatch, tmp_path):
     """A folder with the files of invented examples, their hashes in place of the real ones, and
     their arrays.
     """
-    rng, arrays = np.random.default_rng(0), {}
-    for part, examples in (("train", 12), ("t10k", 6)) if task == "mnist" else ():
-        arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (examples, 28, 28), np.uint8)
-        arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, examples, np.uint8)
-    for name in data.CIFAR10_FILES if task == "cifar10" else ():
-        arrays[name] = rng.integers(0, 256, (4, 3073), np.uint8)
-        arrays[name][:, 0] %= 10
-    contents = {
-        name: idx(array) if task == "mnist" else array.tobytes() for name, array in arrays.items()
-    }
-    (tmp_path / task).mkdir()
-    for name, content in contents.items():
-        (tmp_path / task / name).write_bytes(content)
-        if task == "mnist":
-            monkeypatch.setitem(data.MNIST_FILES, name, hashlib.sha256(content).hexdigest())
-    if task == "cifar10":
-        packed(tmp_path / task, monkeypatch)
+    rng, folder, arrays = np.random.default_rng(0), tmp_path / task, {}
+    folder.mkdir()
+    if task == "mnist":
+        for part, examples in (("train", 12), ("t10k", 6)):
+            arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (examples, 28, 28), np.uint8)
+            arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, examples, np.uint8)
+        for name, array in arrays.items():
+            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            (folder / name).write_bytes(header + array.tobytes())
+            monkeypatch.setitem(data.MNIST_FILES, name, sha256(folder / name))
+    else:
+        archive = folder / data.CIFAR10_ARCHIVE
+        with tarfile.open(archive, mode="w:gz") as packed:
+            packed.addfile(tarfile.TarInfo("cifar-10-batches-bin/readme.html"), io.BytesIO())
+            for name in reversed(data.CIFAR10_FILES):
+                arrays[name] = rng.integers(0, 256, (4, 3073), np.uint8)
+                arrays[name][:, 0] %= 10
+                member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+                member.size = arrays[name].nbytes
+                packed.addfile(member, io.BytesIO(arrays[name].tobytes()))
+        monkeypatch.setattr(data, "CIFAR10_SHA256", sha256(archive))
     return tmp_path, arrays
 
 
@@ -76,20 +79,6 @@ def zipped(folder):
     for path in list(folder.iterdir()):
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-
-
-def packed(folder, monkeypatch):
-    """Put the files into an archive like the standard one, whose hash takes the place of the real
-    one.
-    """
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        archive.addfile(tarfile.TarInfo("cifar-10-batches-bin/readme.html"), io.BytesIO())
-        for path in sorted(folder.glob("*.bin"), reverse=True):
-            archive.add(path, f"cifar-10-batches-bin/{path.name}")
-            path.unlink()
-    (folder / data.CIFAR10_ARCHIVE).write_bytes(buffer.getvalue())
-    monkeypatch.setattr(data, "CIFAR10_SHA256", hashlib.sha256(buffer.getvalue()).hexdigest())
 
 
 def check(problem, arrays):

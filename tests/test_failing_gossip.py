@@ -1,14 +1,23 @@
-"""Failures in clusters without a server: times and shares by hand. `test_world` has what holds of
-all.
-"""
+"""Failures in clusters without a server: times and shares by hand, and conserved quantities."""
 
+import dataclasses
+
+import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from asyncsim import (
     Cluster,
     failures,
     simulate,
+    topologies,
 )
+from asyncsim.clusters.topologies import is_symmetric
+from asyncsim.traces.columns import COLUMNS, GOSSIP_COLUMNS
+from asyncsim.traces.phases import phases
+from asyncsim.traces.trace_summary import push_weights
 
 THIRD = pytest.approx(1 / 3)
 
@@ -116,6 +125,102 @@ def test_members_change_when_workers_leave_and_join():
     assert trace.spells["detected"].tolist() == trace.spells["begin"].tolist()
     assert 1 in set(frame["worker"][frame["commit_time"] > 7])
     assert (frame["kept"] + frame["weights"].map(sum)).to_numpy() == pytest.approx(1.0)
+
+
+KINDS = st.one_of(
+    st.builds(
+        failures.crash,
+        st.sampled_from(["exponential(4)", 3.0, 2.5]),
+        st.sampled_from(["exponential(2)", 1.0]),
+        detect=st.sampled_from([0.0, 0.5, 2.0]),
+        together=st.booleans(),
+    ),
+    st.just("pause(3, 1)"),
+    st.just("slow(exponential(3), 1, 0.3, workers=0)"),
+    st.builds(
+        failures.loss,
+        st.sampled_from([0.1, 0.3]),
+        st.sampled_from([0.5, 2.0]),
+        resend=st.booleans(),
+    ),
+)
+POLICIES = [
+    "neighbours()",
+    "neighbours(beside)",
+    "asynchronous()",
+    "overlap(1)",
+    "overlap(2)",
+    "handshake()",
+]
+
+
+@st.composite
+def failing(draw):
+    workers, policy = draw(st.integers(3, 6)), draw(st.sampled_from(POLICIES))
+    matrix = np.array(draw(st.lists(st.integers(0, 1), min_size=workers**2, max_size=workers**2)))
+    matrix = matrix.reshape(workers, workers) | np.eye(workers, k=1, dtype=int)
+    matrix[-1, 0] = 1
+    if policy == "handshake()" or draw(st.booleans()):
+        matrix = matrix | matrix.T
+    options = ["leave(2, workers=0)", "join(3, workers=1)", "crash(3, 1, workers=2)"]
+    chosen = draw(st.lists(KINDS, min_size=1, max_size=3)) + draw(
+        st.lists(st.sampled_from(options), unique=True)
+    )
+    law = draw(st.sampled_from(["1", "gamma(1, 0.3)", "exponential(1)", "empirical([0, 1, 2])"]))
+    latency = draw(st.sampled_from(["0", "0.7", "exponential(1.5)"]))
+    topology = topologies.adjacency(matrix)
+    return Cluster(workers, law, latency=latency, policy=policy, topology=topology, failures=chosen)
+
+
+def check(cluster, commits, seed):
+    trace = simulate(cluster, commits, seed)
+    frame, applied = trace.frame, (trace.frame["outcome"] == "applied").to_numpy()
+    assert applied.sum() == commits
+    assert simulate(cluster, commits + 10, seed).frame.iloc[: len(frame)].equals(frame)
+    if cluster.policy.name == "neighbours" and is_symmetric(cluster.topology, cluster.workers):
+        assert (frame["kept"] + frame["weights"].map(sum))[applied].to_numpy() == pytest.approx(1.0)
+    # Each version ages all open reads but that of its own row, and whoever is back reads an older
+    # version.
+    times, last = frame["commit_time"].to_numpy(), frame["commit_time"].iloc[-1]
+    spells = list(trace.spells.itertuples())
+    away = sum(((times >= spell.begin) & ~(times >= spell.end) & applied).sum() for spell in spells)
+    reads = pd.concat([frame, trace.open_reads])[["worker", "read_arrive_time", "read_version"]]
+    aged = 0
+    for spell in trace.spells.dropna(subset=["end"]).itertuples():
+        read = reads[(reads["worker"] == spell.worker) & (reads["read_arrive_time"] == spell.end)][
+            "read_version"
+        ]
+        aged += (applied & (times < spell.end)).sum() - read.iloc[0]
+    ages = (commits - trace.open_reads["read_version"]).sum()
+    assert frame["staleness"].sum() + ages == commits * (cluster.workers - 1) - away + aged
+    # Weights of push-sum stay positive, and all time is accounted for.
+    assert (push_weights(trace.accepted) > 0).all()
+    summary = trace.summary()
+    parts = [summary[name] for name in ("counted_share", "lost_to_waiting", "lost_to_failed")]
+    assert np.isnan(parts[0]) or (sum(parts) == pytest.approx(1.0, abs=1e-9) and min(parts) > -1e-9)
+    for worker in range(cluster.workers):
+        table = phases(trace, [worker])
+        assert (table["end"] - table["begin"]).sum() == pytest.approx(last)
+    return trace
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(cluster=failing(), commits=st.integers(1, 60), seed=st.integers(0, 2**32))
+def test_invariants(cluster, commits, seed):
+    check(cluster, commits, seed)
+
+
+@settings(max_examples=5, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(cluster=failing(), commits=st.integers(1, 60), seed=st.integers(0, 2**32))
+def test_failures_that_never_come_change_no_column(cluster, commits, seed):
+    never = [failures.crash(1e9, 1), failures.slow(1e9, 1, 0.5), failures.loss(1e-15, 1)]
+    found, expected = (
+        simulate(dataclasses.replace(cluster, failures=chosen), commits, seed)
+        for chosen in (never, ())
+    )
+    for name in [*COLUMNS, *GOSSIP_COLUMNS]:
+        assert found.frame[name].astype(object).equals(expected.frame[name].astype(object)), name
+    assert found.in_flight.equals(expected.in_flight)
 
 
 def test_another_failure_changes_nobody_elses_times(policy="handshake()"):

@@ -16,6 +16,7 @@ from asyncsim import (
     Cluster,
     Gamma,
     InputError,
+    Rollouts,
     Run,
     Trace,
     Uniform,
@@ -31,12 +32,18 @@ from asyncsim.traces import archive
 from asyncsim.traces.columns import TABLES, Source
 
 LAWS = [1, 2, 3, 4, Uniform(1, 2)]
+ROLLOUTS = Rollouts(
+    6, "empirical([0, 1])", group=2, batch=4, queue="drop_oldest(1)", updates="in_flight"
+)
 TRACES = {
     "separate reads": simulate(
         Cluster(5, LAWS, 0.3, (0.1, 0.2), protocol="write_then_read", window=2), 60, seed=1
     ),
     "more workers than commits": simulate(Cluster(50, Gamma(1, 0.2), service=1.0), 7),
     "prescribed": prescribed("exponential(5)", commits=50, workers=4, seed=2),
+    "rollouts": simulate(
+        Cluster(1, 0.3, rollouts=ROLLOUTS, failures="crash(exponential(3), 1, on=slots)"), 10
+    ),
 }
 TRACE = TRACES["separate reads"]
 FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
@@ -69,14 +76,20 @@ def contents(path):
 # What comes back
 
 
+NAMES = ("frame", "open_reads", "present")
+
+
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
 def test_a_trace_comes_back(trace, tmp_path):
     path = trace.save(tmp_path / "trace.parquet")
     loaded = Trace.load(path)
     assert path == tmp_path / "trace.parquet"
     assert np.array_equal(loaded.group_versions(), trace.group_versions())
-    for name in ("frame", "open_reads", "present"):
-        pd.testing.assert_frame_equal(getattr(loaded, name), getattr(trace, name), check_exact=True)
+    tables = [(getattr(entry, name) for entry in (loaded, trace)) for name in NAMES]
+    if trace.rollouts is not None:
+        tables += zip(loaded.rollouts, trace.rollouts, strict=True)
+    for pair in tables:
+        pd.testing.assert_frame_equal(*pair, check_exact=True)
     assert field_values(loaded, Source) == field_values(trace, Source)
     assert len({loaded, trace}) == 2  # a trace is compared by identity
     assert contents(loaded.save(tmp_path / "again" / "trace.parquet")) == contents(path)

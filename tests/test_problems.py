@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import tiny_cifar10, tiny_mnist
-from jax import lax
 
 from asyncsim import Cluster, InputError, methods, replay, simulate
 from asyncsim.problems import (
@@ -159,21 +158,6 @@ def test_a_key_gives_the_same_start_in_both_precisions(name):
         single = problem.init(KEY)
     for leaves in zip(*map(jax.tree.leaves, (double, again, single)), strict=True):
         assert np.array_equal(*leaves[:2]) and np.array_equal(*leaves[1:])
-
-
-def test_losses_work_mapped_and_batched_over_workers(problem):
-    if problem.config.get("network") in ("resnet20", "alexnet"):
-        pytest.skip("of the layers of the others")
-    params, state, batch = inputs(problem, jnp.float64)
-    keys = jax.random.split(KEY, 3)
-
-    def gradient(key):
-        return jax.grad(lambda p: problem.stateful_loss(p, state, batch, key)[0])(params)
-
-    mapped = jax.jit(lambda keys: lax.map(gradient, keys))(keys)
-    batched = jax.jit(jax.vmap(gradient))(keys)
-    for a, b in zip(*map(jax.tree.leaves, (mapped, batched)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.full

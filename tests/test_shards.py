@@ -92,8 +92,7 @@ class ServerModel(UsualModel):
         travel = self.down
 
         def down(worker, loaded=True):
-            if travel:
-                yield from travel(worker, loaded)
+            yield from travel(worker, loaded)
             if loaded != (cluster.protocol == "read_then_write" and cluster.separate_reads):
                 yield meet(worker)
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from world import LAWS
 
 from asyncsim import Cluster, Constant, Exponential, Gamma, simulate, theory, trials
 from asyncsim.base.streams import Streams
@@ -32,18 +31,6 @@ def test_exchange_by_hand():
     assert open_reads == [(0, 2, 3, 6.0), (1, 2, 4, 8.0)]
     # Worker 0 is back at 8 too. Its arrival was scheduled at 6, before the end of the service at 8.
     assert trace.present.to_numpy().tolist() == [[0, 8.0]]
-
-
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_delays_depend_on_the_worker_alone(law):
-    def drawn(laws, order):
-        draw = delays(laws, 3, "compute")
-        pairs = [(worker, draw(worker)) for worker in order]
-        return {worker: [value for of, value in pairs if of == worker] for worker in order}
-
-    in_turn = drawn([law] * 2, [0, 1] * 150)
-    assert in_turn == drawn([law] * 2, [1] * 150 + [0] * 150)
-    assert in_turn[1] == drawn([Exponential(9), law, law], [1] * 150)[1]
 
 
 def test_delays_of_several_steps_are_sums_of_draws():

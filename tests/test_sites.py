@@ -5,9 +5,7 @@ import json
 import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
-from world import MESSAGES
 
 from asyncsim import (
     Cluster,
@@ -104,10 +102,12 @@ def test_theory_knows_of_each_workers_journey():
     far = Cluster(4, 1.0, sites=[2, 2], far_latency=0.5)
     rate, measured = throughput(far, 3_000)
     assert rate.exact and rate.computing == pytest.approx(0.75)
-    assert rate.commits == pytest.approx(2 + 2 / 2) == pytest.approx(measured, rel=0.01)
+    assert rate.commits == pytest.approx(2 + 2 / 2)
+    assert measured == pytest.approx(rate.commits, rel=0.01)
     seldom = dataclasses.replace(far, far_every=4)
     rate, measured = throughput(seldom, 3_000)
-    assert rate.commits == pytest.approx(4 / 1.25) == pytest.approx(measured, rel=0.01)
+    assert rate.commits == pytest.approx(4 / 1.25)
+    assert measured == pytest.approx(rate.commits, rel=0.01)
     frame = simulate(seldom, 100).frame
     ways = np.where((frame["job"] + 1) % 4, 0.0, 0.5)
     np.testing.assert_allclose(frame["arrive_time"] - frame["send_time"], ways, atol=1e-9)
@@ -239,14 +239,3 @@ def test_a_slow_link_is_slow():
     meet = {"policy": "handshake()", "topology": topologies.slow_links("ring()", [[0, 1, 5]])}
     frame = simulate(Cluster(2, 1.0, **network, **meet), 1).frame
     assert frame["commit_time"][0] == pytest.approx(1 + 2 * 5 * 0.75)
-
-
-@pytest.mark.parametrize("policy", [*MESSAGES, "handshake()"])
-def test_links_that_are_as_slow_as_all_change_nothing(policy):
-    options = {"compute": "gamma(1, 0.5)", "latency": "exponential(0.4)", "policy": policy}
-    links = f"slow_links(ring(), {[[i, (i + 1) % 5, 1] for i in range(5)]})"
-    same, plain = (
-        simulate(Cluster(5, **options, topology=topology), 200).frame
-        for topology in (links, "ring()")
-    )
-    pd.testing.assert_frame_equal(same, plain, check_exact=True)

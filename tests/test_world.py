@@ -32,7 +32,6 @@ KINDS = {
     "server": clusters(sizes=(1, 7), governed=True, locked=False, between=True),
     "failures": clusters(sizes=(4, 7), governed=True, failing=True, between=True),
     "gossip": gossips(),
-    "failing gossip": gossips(sizes=(4, 6), failing=True),
 }
 
 
@@ -43,7 +42,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_that_holds_of_traces(kind, path):
-    @settings(max_examples=25 if "fail" in kind else 50)
+    @settings(max_examples=40 if kind == "server" else 25)
     @given(cluster=KINDS[kind], commits=st.integers(1, 60), seed=SEEDS)
     def holds(cluster, commits, seed):
         trace = simulate(cluster, commits, seed)
@@ -75,28 +74,27 @@ def assert_usual(cluster, commits, seed):
         assert trace.frame["staleness"].sum() + ages.sum() == sum(columns["others"])
 
 
-@settings(max_examples=60)
-@given(cluster=clusters(), commits=st.integers(1, 50), seed=SEEDS)
-def test_the_usual_model_has_the_same_events(cluster, commits, seed):
-    assert_usual(cluster, commits, seed)
+SHORT_SERVICE = [Exponential(0.02), Exponential(0.5)]
+#: Under policies only the order at a new version is defined among simultaneous events, and so all
+#: times are continuous.
+USUAL = {
+    "asynchronous": (clusters(), {}),
+    "simultaneous": (clusters(CROWDED, [Constant(0.0), *CROWDED], sizes=(4, 7)), {}),
+    "policies": (
+        clusters(CONTINUOUS, SHORT_SERVICE, (4, 6), governed=True),
+        {**NO_LINK, "discipline": "fifo"},
+    ),
+}
 
 
-@settings(max_examples=60)
-@given(
-    cluster=clusters(CONTINUOUS, [Exponential(0.02), Exponential(0.5)], (4, 6), governed=True),
-    seed=SEEDS,
-)
-def test_the_usual_model_has_the_same_rows_under_policies(cluster, seed):
-    """Of simultaneous events only the order at a new version is defined, and so all times are
-    continuous.
-    """
-    assert_usual(dataclasses.replace(cluster, **NO_LINK, discipline="fifo"), 60, seed)
+@pytest.mark.parametrize(("drawn", "changes"), USUAL.values(), ids=USUAL)
+def test_the_usual_model_has_the_same_events(drawn, changes):
+    @settings(max_examples=60)
+    @given(cluster=drawn, commits=st.integers(1, 60), seed=SEEDS)
+    def has_the_same(cluster, commits, seed):
+        assert_usual(dataclasses.replace(cluster, **changes), commits, seed)
 
-
-@settings(max_examples=40)
-@given(cluster=clusters(CROWDED, [Constant(0.0), *CROWDED], sizes=(4, 7)), seed=SEEDS)
-def test_the_usual_model_has_the_same_order_of_simultaneous_events(cluster, seed):
-    assert_usual(cluster, 60, seed)
+    has_the_same()
 
 
 GRAPHS = [("ring()", 5), ("one_peer_exponential()", 6), ("base2()", 5), ("complete()", 1)]
@@ -149,18 +147,15 @@ def test_nobody_elses_times_change(cluster, kind, protocol, seed):
     cluster = dataclasses.replace(
         cluster, service=0.0, protocol=protocol, exclusive=True, discipline="fifo", **NO_LINK
     )
-    spared = n
     if kind == "another worker":
-        law, window = (*cluster.compute_laws, Exponential(0.7)), (*cluster.windows, 2)
+        spared, law, window = n, (*cluster.compute_laws, Exponential(0.7)), (*cluster.windows, 2)
         other = dataclasses.replace(cluster, workers=n + 1, compute=law, window=window)
     else:
-        cluster, spared = (
-            dataclasses.replace(cluster, failures=["crash(exponential(9), 2, workers=0)"]),
-            n - 1,
-        )
+        spared, known = n - 1, "crash(exponential(9), 2, workers=0)"
         more = [f"crash(exponential(5), 1, workers={spared})", f"loss(0.2, 1, workers={spared})"]
-        other = dataclasses.replace(cluster, failures=[*cluster.failures[: spared > 0], *more])
-    frames = [simulate(one, 40 * n, seed).frame for one in (cluster, other)]
+        cluster = dataclasses.replace(cluster, failures=[known])
+        other = dataclasses.replace(cluster, failures=[known, *more])
+    frames = [simulate(entry, 40 * n, seed).frame for entry in (cluster, other)]
     end = min(frame["commit_time"].iloc[-1] for frame in frames)
     names = ["worker", "start_time", "arrive_time", "commit_time", "outcome"]
     first, second = (

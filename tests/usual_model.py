@@ -97,14 +97,11 @@ class UsualModel:
             send = arrive = serve = env.now
             if outcome is None:
                 if reads_apart:
-                    if up:
-                        yield from up(i, loaded=False)
+                    yield from up(i, loaded=False)
                     yield from self._visit(i)
                     self._read(i)
-                    if down:
-                        yield from down(i)
-                if up:
-                    yield from up(i)
+                    yield from down(i)
+                yield from up(i)
                 arrive, serve = yield from self._visit(i)
                 if reads_first and not reads_apart:
                     self._read(i)
@@ -119,8 +116,7 @@ class UsualModel:
                 yield from self._visit(i)
             if not reads:
                 self._read(i)
-            if down:
-                yield from down(i, loaded=not reads_apart)
+            yield from down(i, loaded=not reads_apart)
 
     def _visit(self, i):
         """Wait for the server and be served; return the times of arrival and of service."""
@@ -137,12 +133,10 @@ class UsualModel:
         self.open += 1
 
     def _way(self, law, transfer, purpose, seed):
-        """Return a generator function for a message's travel, or None if it takes no time."""
+        """Return a generator function for a message's travel."""
         env, latency = self.env, delays([law] * self.cluster.workers, seed, purpose)
         no_latency = law == Constant(0.0)
         link = simpy.Resource(env) if self.cluster.shared_bandwidth else None
-        if no_latency and transfer == 0:
-            return None
 
         def travel(worker, loaded=True):
             transfer_time = transfer if loaded and link is None else 0.0
