@@ -1,5 +1,6 @@
 """The command line: ``asyncsim``, or ``python -m asyncsim``."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
 """
 
 _NO_COLOR = "--no-color"
+#: Errors of a full disk under standard output.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 #: Commands that run a study, and its name.
 _OF_STUDIES = {"post-training": ["post_training"]}
 
@@ -33,18 +36,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["NO_COLOR"] = "1"
     command, *rest = [argument for argument in typed if argument != _NO_COLOR] or ["--help"]
     try:
-        from asyncsim.base.console import discard_output, safe_output
+        from asyncsim.base.console import discard_output, safe_output, tell_error
 
         with safe_output():
             code = _run(command, rest)
             if sys.stdout is not None:
-                sys.stdout.flush()  # here a closed pipe can still be handled
+                sys.stdout.flush()  # here a full disk or a closed pipe can still be reported
             return code
     except KeyboardInterrupt:  # while modules are imported
         return 130
     except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
         discard_output()
         return 0
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        # Only of printed text: files that cannot be written raise an InputError.
+        discard_output()
+        tell_error(f"standard output cannot be written: {error.strerror}; free some space")
+        return 2
 
 
 def _run(command: str, rest: Sequence[str]) -> int:

@@ -119,10 +119,9 @@ def curves(finished: Finished) -> Figure:
     scale = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(every)
     figure, panels = look.new_grid(len(drawn), 2.7, sharey=True)
     for axes, (title, panel) in zip(panels, drawn.items(), strict=True):
-        looks = {name: results.looks[name] for name in panel}
         scale_losses(axes, *scale)
-        draw_curves(axes, panel, results.labels, "time", looks=looks)
-        mark_beyond(axes, panel, results.labels, "time", looks)
+        draw_curves(axes, panel, results.looks, "time")
+        mark_beyond(axes, panel, results.looks, "time")
         draw_target(axes, finished.config, quantity)
         axes.set_ylabel(axis_of(quantity))
         layout.panel_title(axes, title)

@@ -38,7 +38,7 @@ def _finish(finished: Finished, subject: str, figure: Figure, bars: str = "range
     config = finished.config
     seeds = over_seeds(finished.summary["seed"].nunique(), f"geometric means and {bars} of")
     question = config["question"].replace("_", " ")
-    layout.finish(figure, f"{question}: {subject}; {config['problem']}, {seeds}", width=look.DOUBLE)
+    layout.finish(figure, f"{question}: {subject}; {config['problem']}, {seeds}")
 
 
 def losses(finished: Finished) -> Figure:

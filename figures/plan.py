@@ -121,7 +121,7 @@ def plan(finished: Finished) -> Figure:
     figure.set_label(findings.sentence(text))
     workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
     about = f"staleness against time of {len(table)} combinations, {workers}; {seeds}"
-    layout.finish(figure, f"{about}; the front is numbered", 2, width=look.DOUBLE)
+    layout.finish(figure, f"{about}; the front is numbered", 2)
     return figure
 
 

@@ -54,7 +54,7 @@ def rewards(finished: Finished) -> Figure | None:
     seeds = over_seeds(int(finished.config["seeds"]))
     about = f"{finished.config['problem']}, {seeds}; dotted: the target"
     about = f"corrections at their best rates, by queue; {about}"
-    layout.finish(figure, about, width=look.DOUBLE)
+    layout.finish(figure, about)
     return figure
 
 
@@ -89,7 +89,7 @@ def staleness(finished: Finished) -> Figure:
         axes.set_ylabel("share")
         layout.panel_title(axes, queue)
     about = "staleness of trained samples and tokens; dashed: means"
-    layout.finish(figure, about, 2, width=look.DOUBLE)
+    layout.finish(figure, about, 2)
     of_samples = means["samples"].sort_values().iloc[[0, -1]]
     ends = [f"{number_text(mean)} versions in {queue}" for queue, mean in of_samples.items()]
     figure.set_label(f"The mean staleness of samples is {' to '.join(dict.fromkeys(ends))}.")

@@ -79,7 +79,7 @@ def scaling(finished: Finished) -> Figure:
     figure.set_label(f"Without overheads, {largest} nodes reach {ways} of a linear speed-up.")
     about = "" if published is None else "overheads that would explain the published point; "
     about = f"{about}{name}, {config['examples']} examples a node; {assumed}"
-    layout.finish(figure, about, 3, width=look.DOUBLE)
+    layout.finish(figure, about, 3)
     return figure
 
 

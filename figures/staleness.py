@@ -71,16 +71,18 @@ def energy(finished: Finished) -> Figure:
         for method, of_method in _rows(finished).groupby("method", sort=False)
     }
     workers = max(run.config["workers"] for of_method in runs.values() for run in of_method)
-    labels = {name: appearance.label for name, appearance in look.looks(runs).items()}
+    looks = look.looks(runs)
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
     curves = {name: curve_of(of, _energy_ratios, "median", workers) for name, of in runs.items()}
     axes.set_yscale("log")
     axes.set_ylim(log_limits(curves.values(), among=(0.3, 3.0), room=2))
-    draw_curves(axes, curves, labels, "step")
+    draw_curves(axes, curves, looks, "step")
     axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0, label="energies equal")
     axes.set_ylabel("central / proxy energy")
     ends = {name: curve.mean[np.isfinite(curve.mean)][-1:] for name, curve in curves.items()}
-    ratios = [f"{number_text(*ratio)} for {labels[name]}" for name, ratio in ends.items() if ratio]
+    ratios = [
+        f"{number_text(*ratio)} for {looks[name].label}" for name, ratio in ends.items() if ratio
+    ]
     figure.set_label(f"Central over proxy energy ends at {', '.join(ratios)}." if ratios else "")
     setting = f"{finished.config.get('problem', '')}, {counted(workers, 'worker')}"
     title = ["energies of methods, medians", setting, _seeds(finished, "mean and range of")]
@@ -104,7 +106,7 @@ def queue(finished: Finished) -> Figure:
         plots.timeline(timeline_axes, trace)
         plots.queue_length(queue_axes, trace)
         prefix = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
-        layout.title(row, f"{prefix}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
+        layout.title(row, f"{prefix}{_cluster(trace)}; seed\u00a0{trace.seed}")
     shares = timings[0].traces[0].summary()
     figure.set_label(
         f"Workers compute for {shares['computing_share']:.1%} of the time and wait at the server "

@@ -30,7 +30,7 @@ _COLUMNS = (
     "per_second_min",
     "per_second_max",
 )
-#: Colour and marker of each contender, in the order of the legend.
+#: Colour and marker of each contender.
 _MARKS = {
     "gradients alone": (look.BLACK, "|"),
     "replay": (look.BLUE, "o"),
@@ -55,13 +55,12 @@ def throughput(finished: Finished) -> Figure:
         _panel(axes, summary[summary["task"] == task])
         axes.set_title(_TITLES.get(task, task))
         axes.set_xlabel("visits / s" if task == "trace" else "commits or gradients / s")
-    handles = layout.labelled(figure)
     ratios = summary.loc[summary["contender"] == "usual loop", "ratio"]
     if len(ratios):
         ends = " to ".join(dict.fromkeys(map(number_text, (ratios.min(), ratios.max()))))
         figure.set_label(f"Replay is {ends} times as fast as the usual loop.")
     about = "Median of the turns; lines from the slowest to the fastest"
-    layout.finish(figure, about, 3, [handles[name] for name in _MARKS if name in handles])
+    layout.finish(figure, about, 3)
     return figure
 
 

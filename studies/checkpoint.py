@@ -22,11 +22,10 @@ from asyncsim.clusters.cluster_text import describe
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column
-from asyncsim.study.config import JobOptions, LawLike
+from asyncsim.study.config import JobOptions, LawLike, check_values
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, executor_of, measurement, run_jobs
 from asyncsim.study.ranking import Measure, grid, ranked, ranked_parts, verdict
-from asyncsim.study.sweep import check_values
 from asyncsim.theory import checkpoint_efficiency, daly_interval, young_interval
 from asyncsim.traces.trace_summary import kept_versions
 

@@ -32,12 +32,11 @@ from asyncsim.base.files import write_text
 from asyncsim.claims import LISTS, ClaimList, claims_of
 from asyncsim.claims.claim import Claim, measured, verdict
 from asyncsim.study import configure, results
-from asyncsim.study.config import JobOptions, StudyConfig
+from asyncsim.study.config import JobOptions, StudyConfig, check_values
 from asyncsim.study.executor import Local
 from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.jobs import Job, Result, Tables, measurement, run_jobs
 from asyncsim.study.loading import without_group
-from asyncsim.study.sweep import check_values
 
 #: The verdict on a claim whose runs have not ended.
 UNFINISHED = "unfinished"

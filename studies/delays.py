@@ -50,10 +50,9 @@ from asyncsim.methods import METHODS, Method, async_local_sgd, server_optimizer
 from asyncsim.problems import Problem
 from asyncsim.problems.partition import partition
 from asyncsim.simulation.simulate import simulate
-from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig
+from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig, check_values
 from asyncsim.study.delays import Case, Question, Variant
 from asyncsim.study.jobs import Result
-from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates
 from asyncsim.theory.momentum import MOMENTA
 from asyncsim.traces.prescription import pipeline, prescribed
@@ -298,7 +297,7 @@ def _variants_of_best_momentum(config: Config, case: Case) -> list[Variant]:
     return [Variant({}, heavy_ball, values)]
 
 
-def heavy_ball(learning_rate: Any = 0.05, server_momentum: Any = 0.0) -> Method:
+def heavy_ball(learning_rate: Any, server_momentum: Any) -> Method:
     """Return asynchronous SGD with momentum on the server, which may be negative."""
     method = async_local_sgd(learning_rate, server_optimizer=optax.sgd(1.0, server_momentum))
     values = {"learning_rate": learning_rate, "server_momentum": server_momentum}

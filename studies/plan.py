@@ -4,7 +4,7 @@ Every combination of the choices is simulated, without a gradient, with the same
 time to a number of gradients or versions, or gradients within some hours; staleness, waiting,
 traffic and cost. Contradictory combinations are left out, and with a horizon of versions also
 combinations whose versions hold another number of gradients; notes list them. Prints the assumed
-cluster, a table with the fastest first, and one sentence with the answer; writes these and a figure
+cluster, a table with the fastest first, and the answer; writes these and a figure
 of staleness against time with the Pareto front. --replay 5 then trains the best few on a stand-in
 problem whose messages have the real model's size, for the time to a loss or an accuracy.
 
@@ -19,7 +19,7 @@ import itertools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,7 @@ from asyncsim.base.errors import (
     require_nonnegative,
     require_positive,
 )
-from asyncsim.base.files import field_values, read_table
+from asyncsim.base.files import field_values
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
@@ -58,13 +58,21 @@ from asyncsim.study.config import (
     PolicyLike,
     StudyConfig,
     TopologyLike,
+    check_values,
 )
 from asyncsim.study.executor import Executor, LocalProcesses
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, executor_of, measurement, read_summary, run_jobs
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
-from asyncsim.study.ranking import ONE_SEED, Measure, at_the_edge, means, paired_interval, tuned
-from asyncsim.study.sweep import check_values
+from asyncsim.study.ranking import (
+    ONE_SEED,
+    Measure,
+    at_the_edge,
+    grid,
+    paired_interval,
+    ranked,
+    verdict,
+)
 from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.traces.trace import Trace
 
@@ -73,6 +81,9 @@ PLAN, REPLAYS = "plan.csv", "replays.csv"
 #: Columns that identify a combination.
 CHOICES = ("topology", "protocol", "policy", "window", "collective", "compression")
 NONE = "none"
+#: The measure of replays, and the columns that name one.
+_TO_TARGET = Measure("time_to_target")
+_REPLAYED = ["name", "method", "learning_rate"]
 #: Bytes of a parameter in a message.
 _WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 #: Commits per job, and seconds of an hour.
@@ -282,7 +293,14 @@ def make_candidates(config: Config) -> list[Candidate]:
         note(f"{count} of {counted(total, 'combination')} left out: {reason}")
     if not accepted:
         raise InputError(f"no combination is possible: {next(iter(refused))}")
-    return accepted
+    differing = [
+        name for name in CHOICES if len({candidate.labels[name] for candidate in accepted}) > 1
+    ]
+    differing = differing or ["policy"]
+    return [
+        candidate._replace(labels={"name": _name(candidate.labels, differing), **candidate.labels})
+        for candidate in accepted
+    ]
 
 
 def _version(candidate: Candidate) -> str:
@@ -295,9 +313,7 @@ def _version(candidate: Candidate) -> str:
 
 
 def _label(value: Any) -> str:
-    """Format a choice; numbers in their shortest form, because tables from files hold them as
-    numbers.
-    """
+    """Format a choice; numbers in their shortest form."""
     try:
         return f"{float(value):g}"
     except (TypeError, ValueError):
@@ -449,59 +465,44 @@ def plan_table(
     the Pareto front of cost and staleness; ``round_gradients``: gradients of one commit of each
     worker.
     """
-    horizon, by = config.horizon, list(CHOICES)
-    clusters = {tuple(candidate.labels.values()): candidate.cluster for candidate in candidates}
-    differing = [
-        name for name in CHOICES if len({candidate.labels[name] for candidate in candidates}) > 1
-    ] or ["policy"]
     summary = summary[summary["seconds"].notna()]
-    cost = summary["seconds"] * (1000 / summary["gradients"] if horizon.of == "seconds" else 1.0)
-    texts = {name: [_label(value) for value in summary[name]] for name in set(CHOICES) - {"window"}}
-    summary = summary.assign(cost=cost, window=summary["window"].astype(int), **texts)
-    theory_columns = ["theory_name", "exact"]
-    numbers = [
-        name
-        for name in summary
-        if name not in (*CHOICES, *theory_columns, "seed", "status", "error")
-    ]
-    summary = summary.astype(dict.fromkeys(numbers, float))
-    groups = summary.groupby(by, sort=False)
-    table = groups[numbers].mean().join(groups[theory_columns].first()).reset_index()
-    table["theory_name"] = table["theory_name"].fillna("")
-    labels = list(table[by].itertuples(index=False, name=None))
-    workers = [clusters[values].workers for values in labels]
-    table["round_gradients"] = [
-        clusters[values].workers * clusters[values].mean_window for values in labels
-    ]
-    table.insert(
-        0,
-        "name",
-        [_name(dict(zip(CHOICES, choices, strict=True)), differing) for choices in labels],
-    )
-    table["seeds"] = groups.size().to_numpy()
-    ranges = [_range(group) for _, group in groups]
-    table["cost_low"], table["cost_high"] = zip(*ranges, strict=True)
-    bytes_sent = table["bytes_per_second"] * table["seconds"]
-    table["gigabytes"] = (bytes_sent / 1e9).where(
-        bytes_sent > 0
-    )  # zero: the size of messages is not known
-    present = 1.0 if config.reserved else 1.0 - table["away"]
-    table["worker_hours"] = table["seconds"] * workers * present / _HOUR
+    per_cost = 1000 / summary["gradients"] if config.horizon.of == "seconds" else 1.0
+    summary = summary.assign(cost=summary["seconds"] * per_cost)
+    runs_of = dict(iter(summary.groupby("name", sort=False)))
+    texts = {*candidates[0].labels, "theory_name", "exact", "seed", "status", "error"}
+    rows = []
+    for labels, cluster, _ in candidates:
+        if (runs := runs_of.get(labels["name"])) is None:  # failed
+            continue
+        mean = runs[[name for name in runs if name not in texts]].astype(float).mean()
+        low, high = _range(runs)
+        gigabytes = mean["bytes_per_second"] * mean["seconds"] / 1e9
+        present = 1.0 if config.reserved else 1.0 - mean["away"]
+        rows.append(
+            {
+                **labels,
+                **mean,
+                "theory_name": runs["theory_name"].fillna("").iloc[0],
+                "exact": bool(runs["exact"].iloc[0]),
+                "round_gradients": cluster.workers * cluster.mean_window,
+                "seeds": len(runs),
+                "cost_low": low,
+                "cost_high": high,
+                "gigabytes": gigabytes or math.nan,  # zero: the size of messages is not known
+                "worker_hours": mean["seconds"] * cluster.workers * present / _HOUR,
+            }
+        )
+    by = ["cost", "staleness_mean"]
+    table = pd.DataFrame(rows).sort_values(by, kind="stable", ignore_index=True)
     if config.price is not None:
         table["money"] = table["worker_hours"] * config.price
-    first = table.loc[table.sort_values(["cost", "staleness_mean"], kind="stable").index[0], by]
-    best = summary[(summary[by] == first).all(axis=1)].set_index("seed")["cost"]
-    ratios = summary.assign(ratio=summary["cost"] / summary["seed"].map(best)).groupby(
-        by, sort=False
-    )["ratio"]
-    for name, values in (
-        ("behind", ratios.mean()),
-        ("behind_low", ratios.min()),
-        ("behind_high", ratios.max()),
-    ):
-        table[name] = values.to_numpy()
+    costs = [runs_of[name].set_index("seed")["cost"] for name in table["name"]]
+    ratios = pd.DataFrame([cost / costs[0] for cost in costs])
+    table["behind"] = ratios.mean(axis=1).to_numpy()
+    table["behind_low"] = ratios.min(axis=1).to_numpy()
+    table["behind_high"] = ratios.max(axis=1).to_numpy()
     table["front"] = pareto(table["cost"].to_numpy(), table["staleness_mean"].to_numpy())
-    return table.sort_values(["cost", "staleness_mean"], kind="stable", ignore_index=True)
+    return table
 
 
 def _range(runs: pd.DataFrame) -> tuple[float, float]:
@@ -515,7 +516,7 @@ def _range(runs: pd.DataFrame) -> tuple[float, float]:
     return cost.min(), cost.max()
 
 
-def _name(labels: dict[str, Any], differing: Sequence[str]) -> str:
+def _name(labels: Mapping[str, Any], differing: Sequence[str]) -> str:
     """Name a combination by its differing choices; a choice of none is omitted unless all are
     none.
     """
@@ -544,37 +545,36 @@ def _replays(config: Config, candidates: Sequence[Candidate], folder: Path) -> l
     summary = read_summary(folder)
     if summary.empty:
         return []
-    clusters = {tuple(candidate.labels.values()): candidate.cluster for candidate in candidates}
+    clusters = {candidate.labels["name"]: candidate.cluster for candidate in candidates}
     problem = config.at().make_problem()
     config.goal.check_of(problem)
     mean = batch_sgd(policy=None)
     cells: list[Any] = []
     for row in chosen(plan_table(config, candidates, summary), config.replay).to_dict("records"):
-        cluster = clusters[tuple(row[name] for name in CHOICES)]
+        cluster, policy = clusters[row["name"]], clusters[row["name"]].policy
         steps = max(1, round(config.steps / cluster.mean_window))
+        entries, is_compressed = config.methods, False
+        if cluster.topology is not None:
+            by_policy = {"handshake": "adpsgd"}
+            entries = (by_policy.get(policy.name, f"sgp(policy={str(policy)!r})"),)
+        elif row["compression"] != NONE and not row["compression"][0].isdigit():
+            entries, is_compressed = (row["compression"],), True
         for rate in config.tune or (config.learning_rate,):
             options = config.at(
                 workers=cluster.workers,
                 steps=steps,
                 learning_rate=rate,
+                methods=entries,
                 evaluate_every=config.evaluate_every or max(1, steps // _EVALUATIONS),
             )
             methods = options.make_methods({"learning_rate"}, config.changed)
-            if row["compression"] != NONE and not row["compression"][0].isdigit():
-                entry = (row["compression"],)
-                (method,) = config.at(learning_rate=rate, methods=entry).make_methods(
-                    {"learning_rate"}, config.changed
-                )
+            if is_compressed:
                 # Average a version's messages as for other combinations; the cluster has the
                 # message size.
                 methods = [
                     method._replace(apply=mean.apply, init_server=mean.init_server, timing=Timing())
+                    for method in methods
                 ]
-            if cluster.topology is not None:
-                by_policy = {"handshake": "adpsgd"}
-                name = by_policy.get(cluster.policy.name, f"sgp(policy={str(cluster.policy)!r})")
-                entries = config.at(learning_rate=rate, methods=(name,))
-                methods = entries.make_methods({"learning_rate"}, config.changed)
             values = {"name": row["name"], "learning_rate": rate}
             place = f"{len(cells):03d}-{rate:g}"
             cell = Cell(place, values, options, cluster, methods, problem, config.goal)
@@ -582,44 +582,63 @@ def _replays(config: Config, candidates: Sequence[Candidate], folder: Path) -> l
     return jobs_of(cells, {})
 
 
-def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataFrame:
+def _with_replays(config: Config, runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Add each replayed combination's best rate, time to the target (s) and rounds until then.
 
     ``rounds_to_target``: commits per worker; the minimum over seeds.
     """
-    runs = (
-        read_table(folder / REPLAYS)
-        if (folder / REPLAYS).exists()
-        else pd.DataFrame(columns=["status"])
-    )
-    runs = runs[runs["status"] != results.FAILED]
-    if runs.empty:
-        return table
-    if warning := say_at_start(runs, config.goal):
-        note(warning)
-    best = tuned(runs, ["name"], Measure("time_to_target"), ["method", "learning_rate"])
-    by = ["name", "method", "learning_rate"]
-    ends = best.groupby(by, sort=False).agg(
+    best = _at_best_rates(runs)[[*_REPLAYED, "reached", "diverged", "time_to_target", "final_loss"]]
+    ends = runs.merge(best[_REPLAYED]).groupby(_REPLAYED, sort=False)
+    ends = ends.agg(
         time_low=("time_to_target_low", "min"),
         time_high=("time_to_target_high", "max"),
         rounds_to_target=("gradients_to_target", "min"),
-        final_loss=("final_loss", "mean"),
     )
-    replayed = means(best, by, ["time_to_target"]).drop(columns="seeds").merge(ends, on=by)
-    table = table.merge(replayed, how="left", on="name")
+    table = table.merge(best.merge(ends, on=_REPLAYED), how="left", on="name")
     if config.price is not None:
         table["money_to_target"] = table["money"] / table["seconds"] * table["time_to_target"]
     return table.assign(rounds_to_target=table["rounds_to_target"] / table["round_gradients"])
 
 
+def _at_best_rates(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each replayed combination, the first at the target first."""
+    columns = ["final_loss", "simulated_seconds"]
+    return grid(runs, _REPLAYED, columns, _TO_TARGET).drop_duplicates("name")
+
+
+def _replay_verdict(config: Config, runs: pd.DataFrame, table: pd.DataFrame) -> str:
+    """State the cheapest replayed combination, and the first to reach the target."""
+    rows = ranked(_at_best_rates(runs), runs, _REPLAYED, _TO_TARGET)
+    table, names, what = table.set_index("name"), list(rows["name"]), "replayed combination"
+    words = verdict(rows, names, _TO_TARGET, what, config.goal)
+    leading = [name for name, apart in zip(names, rows["is_apart"], strict=True) if not apart]
+    rounds = table.loc[leading, "rounds_to_target"]
+    if soon := list(rounds.index[rounds < FEWEST_ROUNDS]):
+        words = f"no fastest {what}\nwithin {FEWEST_ROUNDS} rounds of the workers at the target: "
+        words += f"{'; '.join(soon)}; give a harder --target"
+    elif config.price is not None and (table["money_to_target"] < math.inf).any():
+        cheapest = table["money_to_target"].idxmin()
+        price = number_text(table.loc[cheapest, "money_to_target"])
+        words = f"cheapest {what}: {cheapest}, at a price of {price}\n{words}"
+    return f"{words}\nto {config.goal} on {config.problem}, of {len(rows)} replayed"
+
+
 def _conclude(
     config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame
 ) -> None:
-    table = _with_replays(config, folder, plan_table(config, candidates, summary))
+    table = plan_table(config, candidates, summary)
     assumed, links = _assumptions(candidates)
-    noise, ended = ONE_SEED if table["seeds"].max() == 1 else "", _replayed(table)
-    clusters = {tuple(candidate.labels.values()): candidate.cluster for candidate in candidates}
-    cluster = clusters[tuple(table.loc[0, list(CHOICES)])]
+    verdicts, edges = [answer(config, table, links)], ""
+    runs = read_summary(folder, REPLAYS) if (folder / REPLAYS).exists() else table.head(0)
+    if len(runs):
+        if warning := say_at_start(runs, config.goal):
+            note(warning)
+        table = _with_replays(config, runs, table)
+        verdicts.insert(0, _replay_verdict(config, runs, table))
+        best = _at_best_rates(runs)
+        edges = at_the_edge(best, config.tune, list(map(repr, best["name"])))
+    clusters = {candidate.labels["name"]: candidate.cluster for candidate in candidates}
+    cluster = clusters[fastest := table["name"][0]]
     commits = min(config.simulate, _ROUNDS_SHOWN * cluster.workers)
     present(
         folder,
@@ -627,10 +646,10 @@ def _conclude(
         assumed,
         links,
         *_parts(config, table),
-        noise,
-        at_the_edge(ended, config.tune, list(map(repr, ended["name"]))) if len(ended) else "",
-        verdict=answer(config, table, links),
-        example=(f"{table['name'][0]}, seed 0", simulate(cluster, commits, 0, progress=False)),
+        ONE_SEED if table["seeds"].max() == 1 else "",
+        edges,
+        verdict=verdicts,
+        example=(f"{fastest}, seed 0", simulate(cluster, commits, 0, progress=False)),
     )
 
 
@@ -677,20 +696,14 @@ def _parts(config: Config, table: pd.DataFrame) -> list[str | pd.DataFrame]:
     horizon, printed = config.horizon, table.head(config.show)
     unit, unit_seconds = _unit(table["cost"].median())
     in_time = horizon.of == "seconds"
-    times = zip(
-        printed["cost"] / unit_seconds,
-        printed["cost_low"] / unit_seconds,
-        printed["cost_high"] / unit_seconds,
-        strict=True,
-    )
-    theories = zip(
-        printed["theory"] / unit_seconds, printed["theory_name"], printed["exact"], strict=True
-    )
+    rows = printed.to_dict("records")
     printed = printed.assign(
-        cost=[_band(*seconds) for seconds in times],
+        cost=[_band(row, "cost", unit_seconds) for row in rows],
         theory=[
-            f"{'' if exact else 'at least '}{number_text(seconds)}" if name else "-"
-            for seconds, name, exact in theories
+            f"{'' if row['exact'] else 'at least '}{number_text(row['theory'] / unit_seconds)}"
+            if row["theory_name"]
+            else "-"
+            for row in rows
         ],
     )
     shares = [
@@ -740,9 +753,8 @@ def _parts(config: Config, table: pd.DataFrame) -> list[str | pd.DataFrame]:
 
 
 def answer(config: Config, table: pd.DataFrame, links: str) -> str:
-    """State the fastest combination, the indistinguishable ones, and the cost of less staleness.
-
-    With replays also the first to reach the target.
+    """State the fastest combination; in further lines its staleness and price, the
+    indistinguishable ones, and the cost of less staleness.
     """
     first, rest, horizon = table.iloc[0], table.iloc[1:], config.horizon
     seeds = over_seeds(int(table["seeds"].max()), "")
@@ -750,72 +762,30 @@ def answer(config: Config, table: pd.DataFrame, links: str) -> str:
         amount = f"{number_text(first['gradients'])} gradients in {horizon}"
     else:
         unit, unit_seconds = _unit(first["cost"])
-        amount = (
-            f"{horizon} in "
-            f"{_band(*(first[name] / unit_seconds for name in ('cost', 'cost_low', 'cost_high')))} "
-            f"{unit}"
-        )
-    text = (
-        f"Fastest: {first['name']}, {amount}, at a mean staleness of "
-        f"{number_text(first['staleness_mean'])}"
-    )
-    text += f", at a price of {number_text(first['money'])}" if config.price is not None else ""
+        amount = f"{horizon} in {_band(first, 'cost', unit_seconds)} {unit}"
+    price = f", at a price of {number_text(first['money'])}" if config.price is not None else ""
+    lines = [
+        f"Fastest: {first['name']}, {amount}",
+        f"at a mean staleness of {number_text(first['staleness_mean'])}{price}",
+    ]
     alike = rest[(rest["behind_low"] <= 1 + _TOLERANCE) | (rest["behind"] < _ALIKE)]
     if len(alike):
         omitted = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
         names = "; ".join(alike["name"].head(3))
-        text += f"; not distinguishable with {seeds}: {names}{omitted}"
+        lines.append(f"not distinguishable with {seeds}: {names}{omitted}")
     elif len(rest):
         second = rest.iloc[0]
-        band = _band(second["behind"], second["behind_low"], second["behind_high"])
-        text += f"; the next, {second['name']}, takes {band} times as long, paired over {seeds}"
+        times = f"{_band(second, 'behind')} times as long, paired over {seeds}"
+        lines.append(f"the next, {second['name']}, takes {times}")
     freshest = table[table["front"]].iloc[-1]
     if freshest["name"] != first["name"]:
-        band = _band(freshest["behind"], freshest["behind_low"], freshest["behind_high"])
         staleness = number_text(freshest["staleness_mean"])
-        text += f"; at a staleness of {staleness} {freshest['name']} takes {band} times as long"
-    text += f"; {links}" if links else ""
-    if "time_to_target" not in table:
-        return f"{text}."
-    return f"{text}; {_replay_verdict(config, _replayed(table))}."
+        times = f"{freshest['name']} takes {_band(freshest, 'behind')} times as long"
+        lines.append(f"at a staleness of {staleness} {times}")
+    return "\n".join(filter(None, [*lines, links]))
 
 
-def _replayed(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the replayed combinations, the first to reach the target first."""
-    if "time_to_target" not in table:
-        return table.head(0).assign(time_to_target=[])
-    return table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
-
-
-def _replay_verdict(config: Config, ended: pd.DataFrame) -> str:
-    """State which replayed combination reaches the target first; ``ended``: sorted by time to the
-    target.
-    """
-    reached = ended[ended["time_to_target"] < math.inf]
-    goal, count = f"{config.goal} on {config.problem}", f"{len(ended)} replayed"
-    if reached.empty:
-        return f"none of {count} reaches {goal} and holds it"
-    best, rest = reached.iloc[0], reached.iloc[1:]
-    close = rest[rest["time_low"] <= best["time_high"]]
-    named = reached.loc[[best.name, *close.index]]
-    soon = named[named["rounds_to_target"] < FEWEST_ROUNDS]["name"]
-    if len(soon):
-        harder = "higher" if config.goal.from_below else "lower"
-        return (
-            f"the first of {count} to reach {goal} is not determined: {'; '.join(soon)} within "
-            f"{FEWEST_ROUNDS} "
-            f"rounds of the workers; give a {harder} --target"
-        )
-    band = _band(best["time_to_target"], best["time_low"], best["time_high"])
-    text = f"of {count} {best['name']} is the first to reach {goal}, after {band} s"
-    if config.price is not None:
-        cheapest = reached.loc[reached["money_to_target"].idxmin()]
-        price = number_text(cheapest["money_to_target"])
-        text += f"; the cheapest is {cheapest['name']}, at a price of {price}"
-    return text + (f"; within its range: {'; '.join(close['name'])}" if len(close) else "")
-
-
-def _band(value: float, low: float, high: float) -> str:
-    """Format a mean with its range, if the range is visible at this precision."""
-    texts = [number_text(number) for number in (value, low, high)]
+def _band(row: Any, name: str, unit: float = 1.0) -> str:
+    """Format a mean of a row with its range, if the range is visible at this precision."""
+    texts = [number_text(row[end] / unit) for end in (name, f"{name}_low", f"{name}_high")]
     return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"

@@ -34,7 +34,7 @@ from asyncsim.replays.post_training import replay_members
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, titled
-from asyncsim.study.config import JobOptions
+from asyncsim.study.config import JobOptions, check_values
 from asyncsim.study.entries import entry_of, from_file
 from asyncsim.study.finished import present, read
 from asyncsim.study.jobs import Job, Result, Tables, executor_of, measurement, run_jobs
@@ -49,7 +49,6 @@ from asyncsim.study.ranking import (
     tuned,
     verdict,
 )
-from asyncsim.study.sweep import check_values
 from asyncsim.study.target import check_rates, time_to_target
 from asyncsim.traces.samples import binding_limit
 from asyncsim.traces.trace import Trace

@@ -54,11 +54,11 @@ from asyncsim.study.config import (
     StudyConfig,
     TaskOptions,
     TopologyLike,
+    check_values,
 )
 from asyncsim.study.executor import Local
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
-from asyncsim.study.sweep import check_values
 from asyncsim.traces.archive import write_trace
 from asyncsim.traces.trace import Trace
 

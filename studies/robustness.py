@@ -22,11 +22,11 @@ from asyncsim.problems.problem import measures
 from asyncsim.replays.run import Run
 from asyncsim.study.cell import Cell, CellRun
 from asyncsim.study.comparison import Comparison
-from asyncsim.study.config import RuleLike, StudyConfig
+from asyncsim.study.config import RuleLike, StudyConfig, check_values
 from asyncsim.study.entries import from_file
 from asyncsim.study.loading import own_file
 from asyncsim.study.ranking import Measure
-from asyncsim.study.sweep import ComparisonConfig, check_values, preset
+from asyncsim.study.sweep import ComparisonConfig, preset
 from asyncsim.traces.trace import Trace
 
 #: The attack without Byzantine workers.

@@ -40,9 +40,9 @@ from asyncsim.clusters.collectives import (
 from asyncsim.clusters.laws import Gamma
 from asyncsim.study import results
 from asyncsim.study.columns import Column, Columns, titled
+from asyncsim.study.config import check_values
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import folder_of
-from asyncsim.study.sweep import check_values
 from asyncsim.theory import barrier_time
 
 #: Files with the layers, the published speed-ups, and overheads that may explain them.

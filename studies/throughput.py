@@ -34,9 +34,9 @@ from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import meet
 from asyncsim.study.columns import titled
+from asyncsim.study.config import check_values
 from asyncsim.study.finished import present
 from asyncsim.study.jobs import folder_of
-from asyncsim.study.sweep import check_values
 
 TASKS = ("trace", "quadratic", "digits", "cnn")
 #: Methods that the usual loop implements.
@@ -196,16 +196,14 @@ def replayed(case: Case, trace: Any, method: Method, problem: Problem, commits: 
     jax.block_until_ready(replay.state)
 
 
-def gradients_alone(
-    problem: Problem, workers: int, batch: int, seed: int = 0
-) -> Callable[[int], Any]:
+def gradients_alone(problem: Problem, workers: int, batch: int) -> Callable[[int], Any]:
     """Return a function that computes a number of gradients, rounded up to whole calls.
 
     The gradients of a call are at the parameters of all workers in turn, ``batch`` at a time in one
     operation, without updates. Loss, minibatches and rows of parameters are a replay's. The
     function returns the losses and the squared lengths of the gradients of its last call.
     """
-    task = task_of(problem, workers, seed)
+    task = task_of(problem, workers)
     job, worker = np.divmod(np.arange(max(_GRADIENTS, workers)), workers)
     # One row of parameters per worker, so that caches behave as in a replay.
     table = jnp.tile(task.start, (workers, 1))
@@ -240,7 +238,7 @@ def fastest_gradients(
 
 
 def usual_loop(
-    method: Method, problem: Problem, cluster: Cluster, seed: int = 0
+    method: Method, problem: Problem, cluster: Cluster
 ) -> Callable[[int], tuple[Any, list[Any]]]:
     """Return the loop that one writes by hand: a function from commits to the results.
 
@@ -248,7 +246,7 @@ def usual_loop(
     separate arrays per worker. The results are the central variable and the losses, the only
     record.
     """
-    task, n = task_of(problem, cluster.workers, seed), cluster.workers
+    task, n = task_of(problem, cluster.workers), cluster.workers
 
     # One array for all fields of a visit: every further argument costs a transfer per event.
     def visit_of(facts):
@@ -276,7 +274,7 @@ def usual_loop(
         starts, reads = [central] * n, [0] * n
         # Nothing is changed in place, so all may begin with the same arrays.
         workers, memories = [method.init_worker(central)] * n, [method.init_memory(central)] * n
-        for commit, (i, job) in enumerate(jobs_in_order(cluster, commits, seed)):
+        for commit, (i, job) in enumerate(jobs_in_order(cluster, commits)):
             facts = np.array([commit - reads[i], i, job, commit], np.int32)
             loss, step = gradient(starts[i], task.data, task.rows([i], [job])[0], facts)
             (central, server, memories[i]), workers[i] = update(
@@ -289,12 +287,12 @@ def usual_loop(
     return loop
 
 
-def jobs_in_order(cluster: Cluster, commits: int, seed: int = 0) -> list[list[int]]:
+def jobs_in_order(cluster: Cluster, commits: int) -> list[list[int]]:
     """Return pairs of worker and job in the order in which jobs end.
 
     Delays are drawn from the compute laws; the server is instantaneous.
     """
-    streams, count = Streams(seed, "usual"), 2 * commits // cluster.workers + 64
+    streams, count = Streams(0, "usual"), 2 * commits // cluster.workers + 64
     times = [law.sample(streams.generator(i), count) for i, law in enumerate(cluster.compute_laws)]
     order = np.argsort(np.cumsum(times, axis=1), axis=None, kind="stable")[:commits]
     return np.transpose(np.divmod(order, count)).tolist()
@@ -309,12 +307,12 @@ class Task(NamedTuple):
     gradient: Callable[..., Any]  #: loss and gradient at a vector
 
 
-def task_of(problem: Problem, workers: int, seed: int) -> Task:
-    """Return a problem's task; its minibatches and random numbers are a replay's."""
-    key = jax.random.key(seed)
+def task_of(problem: Problem, workers: int) -> Task:
+    """Return a problem's task; its minibatches and random numbers are a replay's of seed 0."""
+    key = jax.random.key(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(key))
     start, unravel = ravel_pytree(params)
-    batches = problem.batch_indices(seed, workers)
+    batches = problem.batch_indices(0, workers)
 
     def rows(worker: Any, job: Any) -> np.ndarray:
         if batches is None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from asyncsim import study
+from asyncsim.__main__ import main
 from asyncsim.replays import programs, tuning
 
 # The same draws each time, and no time spent on a smaller example: what was drawn is in the error.
@@ -102,6 +103,21 @@ def told(capsys):
         code = study.main(arguments)
         output = capsys.readouterr()
         return code, output.out.splitlines(), output.err.replace("\nhint: ", "; ").splitlines()
+
+    return run
+
+
+@pytest.fixture
+def command(capsys):
+    """Run ``asyncsim``; return the exit code and the text on standard output and standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = end.code
+        output = capsys.readouterr()
+        return code, output.out, output.err.replace("\nhint: ", "; ")
 
     return run
 

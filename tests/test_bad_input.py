@@ -16,7 +16,8 @@ gem kapa | study = 'kapa': unknown; did you mean 'kappa'?
 gem kappa --seeds 0 | seeds = 0: must be at least 1
 staleness --sed 3 | Unrecognized options: --sed, 3; Perhaps you meant: --seeds INT
 staleness --seeds x | --seeds: 'x' is no INT; --seeds INT
-staleness --executor ray local | Unrecognized options: local; asyncsim study staleness
+staleness --executor ray local | executor = 'ray local': too many values; asyncsim study staleness
+checkpoint --server maybe | server = 'maybe': takes no value; write --server alone
 post_training --accelerators 8 | accelerators = '8': too few values; give 2
 staleness --protocol x | protocol = 'x': unknown; choose from
 staleness --methods gme | methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness,
@@ -187,7 +188,7 @@ delays outer_momentum --methods gem | methods =
 delays outer_momentum --server-momentum 0.0 0.9 | server_momentum = 0.0: must be above 0 and below 1
 delays outer_momentum --server-momentum | one or more
 delays outer_momentum --delays -1 | delays = -1
-delays outer_momentum --tune 0.1 0.1 | holds a rate twice
+delays outer_momentum --tune 0.1 0.1 | tune = 0.1, 0.1: one comes twice
 delays optimizers --methods gem | methods =
 delays optimizers --optimizers adam | optimizers = 'adam': unknown; did you mean 'adamw_95'? choose
 delays optimizers --delays 1 2 | losses are relative to a delay of 0
@@ -204,7 +205,7 @@ robustness --tune -1.0 | tune = -1.0: must be above zero
 robustness --rules krun | rule = 'krun'
 robustness --attack alie(workers=3) | leave them out
 robustness --policy asynchronous | policy = 'asynchronous()': a version needs several messages
-replicas --tune 0.1 0.1 | tune = (0.1, 0.1): holds a rate twice
+replicas --tune 0.1 0.1 | tune = 0.1, 0.1: one comes twice
 replicas --tune -1.0 | tune = -1.0: must be above zero
 replicas --target 1.5 | target = 1.5: an accuracy is at most 1
 compare --target 0.0 | target =

@@ -18,20 +18,17 @@ from asyncsim.claims.claim import Bounds, Claim, Finding, above, below, measured
 from asyncsim.claims.gem import compliance, generalizes, smaller_factors
 from asyncsim.claims.lsgd import _AT_LEAST_AS_LOW, _SOONER
 from asyncsim.runs.known import entries
-from asyncsim.study import command, configure
+from asyncsim.study import configure
 from asyncsim.study.ranking import Measure
 
 ROOT = study.shipped("studies").parent
 CLAIMS = [(name, claim) for name in LISTS for claim in claims_of(name)]
-COMMANDS = sorted(
-    {
-        text
-        for _, claim in CLAIMS
-        for tests in (claim.small, claim.paper)
-        if not isinstance(tests, str)
-        for text in tests
-    }
-)
+COMMANDS = {
+    text
+    for _, claim in CLAIMS
+    for tests in (claim.small, claim.paper)
+    for text in (() if isinstance(tests, str) else tests)
+}
 VERDICTS = ("holds", "does not hold", "undecided", "depends: ", "not testable here: ")
 pytestmark = pytest.mark.usefixtures("quick_figures")
 
@@ -45,7 +42,7 @@ def test_there_are_thirty_claims_or_more_and_each_can_be_judged():
         assert claim.source and has_command == (claim.judge is not None)
 
 
-@pytest.mark.parametrize("text", COMMANDS)
+@pytest.mark.parametrize("text", sorted(COMMANDS))
 def test_commands_of_claims_are_commands(text):
     name, *options = shlex.split(text)
     _, config = configure(name, options, check=True)
@@ -54,43 +51,50 @@ def test_commands_of_claims_are_commands(text):
 
 
 def test_verdicts_follow_from_findings():
-    yes, no, unknown = (
-        Finding(text, holds) for text, holds in zip("abc", (True, False, None), strict=True)
-    )
-    assert verdict([yes, yes]) == "holds"
-    assert verdict([yes, no]) == verdict([yes, unknown]) == "holds in part"
-    assert verdict([no, unknown]) == verdict([no]) == "does not hold"
-    assert verdict([unknown]) == "undecided"
+    yes, no, unknown = Finding("a", True), Finding("b", False), Finding("c", None)
+    for findings, words in (
+        ([yes, yes], "holds"),
+        ([yes, no], "holds in part"),
+        ([yes, unknown], "holds in part"),
+        ([no, unknown], "does not hold"),
+        ([no], "does not hold"),
+        ([unknown], "undecided"),
+    ):
+        assert verdict(findings) == words
     assert measured([yes, no, unknown]) == "a; not so: b; undecided: c"
 
 
-def test_above_is_a_t_interval():
-    # Mean 2, standard deviation 1, three seeds: half a width of 4.303 / sqrt(3) = 2.484.
-    values = [1.0, 2.0, 3.0]
-    assert above("a", values, 2 - 2.49) == Finding("a", True)
-    assert above("a", values, 2 + 2.49) == Finding("a", False)
-    assert below("a", values, 2 + 2.49) == Finding("a", True)
-    assert above("", values, 2 - 2.47).holds is None and above("", [1.0]).holds is None
-    assert above("", [1.0, 1.0]).holds is True and above("", [0.0, 0.0]).holds is False
-    assert above("", [math.inf, 1.0]).holds is True and above("", [math.inf, -1.0]).holds is None
+@pytest.mark.parametrize(
+    ("test", "values", "bound", "holds"),
+    [
+        # Mean 2, standard deviation 1, three seeds: half a width of 4.303 / sqrt(3) = 2.484.
+        (above, [1.0, 2.0, 3.0], 2 - 2.49, True),
+        (above, [1.0, 2.0, 3.0], 2 + 2.49, False),
+        (below, [1.0, 2.0, 3.0], 2 + 2.49, True),
+        (above, [1.0, 2.0, 3.0], 2 - 2.47, None),
+        (above, [1.0], 0, None),
+        (above, [1.0, 1.0], 0, True),
+        (above, [0.0, 0.0], 0, False),
+        (above, [math.inf, 1.0], 0, True),
+        (above, [math.inf, -1.0], 0, None),
+    ],
+)
+def test_above_is_a_t_interval(test, values, bound, holds):
+    assert test("a", values, bound).holds is holds
 
 
 def test_an_undecided_finding_says_how_many_seeds_would_decide():
     # Student's quantiles: 2.110 / sqrt(18) = 0.497 is below the mean of 0.5, 2.120 / sqrt(17) not.
-    assert above("a", [1.0, 2.0, 3.0], 1.5).text == "a (3 seeds; about 18 would decide)"
-    assert above("a", [1.0, 2.0, 3.0], 1.9).text == "a (3 seeds; more than 100 would decide)"
+    for bound, seeds in ((1.5, "about 18"), (1.9, "more than 100")):
+        finding = above("a", [1.0, 2.0, 3.0], bound)
+        assert finding.text == f"a (3 seeds; {seeds} would decide)"
 
 
 def test_the_verdict_names_the_values_of_an_assumption():
-    findings = [
-        Finding(text, holds, f"latency {value}")
-        for text, holds, value in (("a", True, 1), ("b", True, 1), ("c", None, 0), ("d", False, 3))
-    ]
-    expected = (
-        "depends: holds with latency 1; undecided with latency 0; does not hold with latency 3"
-    )
-    assert verdict(findings) == expected
-    assert verdict(findings[:2]) == "holds"
+    answers = (("a", True, 1), ("b", True, 1), ("c", None, 0), ("d", False, 3))
+    findings = [Finding(text, holds, f"latency {value}") for text, holds, value in answers]
+    words = "depends: holds with latency 1; undecided with latency 0; does not hold with latency 3"
+    assert (verdict(findings), verdict(findings[:2])) == (words, "holds")
     assert measured(findings[2:]) == "latency 0: undecided: c; latency 3: not so: d"
 
 
@@ -107,18 +111,10 @@ class Runs(NamedTuple):
 
 def rows_of(values: dict[tuple, list[float]], names: tuple[str, ...], column: str) -> pd.DataFrame:
     """Tabulate finished runs: a value of the column for each seed of each row."""
-    return pd.DataFrame(
-        [
-            {
-                **dict(zip(names, row, strict=True)),
-                "seed": seed,
-                "status": "finished",
-                column: value,
-            }
-            for row, numbers in values.items()
-            for seed, value in enumerate(numbers)
-        ]
-    )
+    rows = [
+        (*row, seed, value) for row, numbers in values.items() for seed, value in enumerate(numbers)
+    ]
+    return pd.DataFrame(rows, columns=[*names, "seed", column]).assign(status="finished")
 
 
 def test_comparisons_choose_rows_best_rates_and_bounds():
@@ -132,40 +128,26 @@ def test_comparisons_choose_rows_best_rates_and_bounds():
         ("sgd", 1, 0.1): [1.0, 1.0, 1.0],
     }
     finished = Runs(rows_of(losses, ("method", "workers", "learning_rate"), "loss"))
-    comparison = Bounds(
-        "{of[workers]}: {}",
-        *("loss", {"method": "sgd"}, {"method": "gem"}),
-        above=1.9,
-        per=("workers",),
-        best=Measure("loss"),
-    )
+    several = Runs(finished.summary[finished.summary["workers"] > 1])
+    sgd, gem = {"method": "sgd"}, {"method": "gem"}
+
+    def judge(text, *rows, runs=finished, **options):
+        return list(Bounds(text, "loss", *rows, **options).judge(runs))
+
+    best = {"above": 1.9, "per": ("workers",), "best": Measure("loss")}
     # One worker has no run of GEM: its rows are named.
     with pytest.raises(LookupError, match="workers 1"):
-        list(comparison.judge(finished))
-    several = Runs(finished.summary[finished.summary["workers"] > 1])
-    five, nine = comparison.judge(several)
+        judge("{}", sgd, gem, **best)
+    five, nine = judge("{of[workers]}: {}", sgd, gem, runs=several, **best)
     assert five == Finding("5: 2 (95 % interval 2 to 2), at least 1.9", True)
     assert nine.text.startswith("9: 2 ") and nine.holds
-    (difference,) = Bounds(
-        "{}",
-        "loss",
-        {"method": "sgd", "workers": max},
-        {"method": "gem", "workers": max},
-        below=0.0,
-        ratio=False,
-    ).judge(finished)
+    most = {"workers": max}
+    (difference,) = judge("{}", sgd | most, gem | most, below=0.0, ratio=False)
     assert difference.holds is False and difference.text.startswith("3.5 ")
-    (level,) = Bounds("{}", "loss", {"workers": min}, below=2.0).judge(finished)
-    assert level == Finding("1, at most 2", True)
-    low, high = Bounds(
-        "{of[workers]} {to[workers]}{}",
-        "loss",
-        {"method": "sgd", "learning_rate": 0.1},
-        {"method": "sgd", "learning_rate": 0.1},
-        below=1.0,
-        pairs="workers",
-    ).judge(finished)
-    assert low.text.startswith("1 5") and high.text.startswith("5 9") and low.holds and high.holds
+    assert judge("{}", {"workers": min}, below=2.0) == [Finding("1, at most 2", True)]
+    rate = sgd | {"learning_rate": 0.1}
+    pairs = judge("{of[workers]} {to[workers]}{}", rate, rate, below=1.0, pairs="workers")
+    assert [(pair.text[:3], pair.holds) for pair in pairs] == [("1 5", True), ("5 9", True)]
 
 
 @pytest.mark.parametrize(
@@ -191,12 +173,12 @@ def test_comparisons_choose_rows_best_rates_and_bounds():
     ],
 )
 def test_the_claims_of_gem_are_held_against_their_opposites(source, names, column, values):
-    claims = [
+    (claim, *_) = (
         claim
         for name, claim in CLAIMS
         if name == "gem" and source in claim.source and isinstance(claim.judge, tuple)
-    ]
-    claim = next(claim for claim in claims if claim.judge[0].column == column)
+        if claim.judge[0].column == column
+    )
 
     def verdict_of(numbers):
         # Seeds of a first look do not count.
@@ -208,51 +190,40 @@ def test_the_claims_of_gem_are_held_against_their_opposites(source, names, colum
     assert verdict_of({row: 1 / number for row, number in values.items()}) == "does not hold"
 
 
-def test_factors_of_tensors_are_smaller_with_more_workers():
-    def finding(with_many):
-        rows = {"tensor": list("abab"), "workers": [5, 5, 20, 20]}
-        table = pd.DataFrame(rows | {"pi_median": [0.4, 0.4, *with_many]})
-        (answer,) = smaller_factors(SimpleNamespace(table=lambda name: table))
-        return answer.holds, answer.text[:16]
-
-    assert finding([0.1, 0.3]) == (True, "2 of 2 tensors h")
-    assert finding([0.1, 0.5]) == (False, "1 of 2 tensors h")
-    assert finding([0.5, 0.5]) == (False, "0 of 2 tensors h")
+@pytest.mark.parametrize(
+    ("with_many", "smaller"), [([0.1, 0.3], 2), ([0.1, 0.5], 1), ([0.5, 0.5], 0)]
+)
+def test_factors_of_tensors_are_smaller_with_more_workers(with_many, smaller):
+    rows = {"tensor": list("abab"), "workers": [5, 5, 20, 20], "pi_median": [0.4, 0.4, *with_many]}
+    table = pd.DataFrame(rows)
+    (finding,) = smaller_factors(SimpleNamespace(table=lambda name: table))
+    assert finding.holds is (smaller == 2)
+    assert finding.text.startswith(f"{smaller} of 2 tensors h")
 
 
 def test_round_off_is_no_difference():
     finished = Runs(rows_of({("a",): [1e-30] * 3, ("b",): [2e-31] * 3}, ("method",), "loss"))
-    comparison = Bounds("{}", "loss", {"method": "a"}, {"method": "b"}, above=1.0)
-    (finding,) = comparison.judge(finished)
+    rows = {"method": "a"}, {"method": "b"}
+    (finding,) = Bounds("{}", "loss", *rows, above=1.0).judge(finished)
     assert finding.holds is not True and finding.text.startswith("1 ")
+
+
+AT_MOST_1 = (Bounds("{}", "loss", {}, below=1.0),)
 
 
 def test_seeds_of_a_first_look_do_not_count():
     finished = Runs(rows_of({("a",): [9.0, 9.0, 0.1, 0.2, 0.3]}, ("method",), "loss"))
-    claim = Claim(
-        "", "", ("x",), (Bounds("{}", "loss", {}, below=1.0),), looked=2, later_seeds=True
-    )
-    assert [finding.holds for finding in claim.findings([finished])] == [True]
-    assert [finding.holds for finding in claim.findings([finished], "paper")] == [None]
+    claim = Claim("", "", ("x",), AT_MOST_1, looked=2, later_seeds=True)
+    for scale, holds in (("small", True), ("paper", None)):
+        assert [finding.holds for finding in claim.findings([finished], scale)] == [holds]
 
 
 def test_an_assumption_is_read_from_the_commands():
     commands = ("plan --latency 0 --x 1", "plan --x 1 --latency 3")
-    claim = Claim("", "", commands, (Bounds("{}", "loss", {}, below=1.0),), assumption="latency")
-    evidence = [
-        Runs(rows_of({("a",): [value, value]}, ("method",), "loss")) for value in (0.5, 2.0)
-    ]
-    assert verdict(claim.findings(evidence)) == (
-        "depends: holds with latency 0; does not hold with latency 3"
-    )
-
-
-def energies(ratio: float) -> dict[str, pd.DataFrame]:
-    steps = np.arange(12)
-    late = np.where(steps < 10, ratio, 100.0)
-    return {
-        "commits": pd.DataFrame({"worker_step": steps, "central_energy": late, "proxy_energy": 1.0})
-    }
+    claim = Claim("", "", commands, AT_MOST_1, assumption="latency")
+    evidence = [Runs(rows_of({("a",): [loss] * 2}, ("method",), "loss")) for loss in (0.5, 2.0)]
+    words = "depends: holds with latency 0; does not hold with latency 3"
+    assert verdict(claim.findings(evidence)) == words
 
 
 def ended(loss: float, ratio: float, method: str = "gem", rate: float = 0.1) -> tuple:
@@ -260,6 +231,7 @@ def ended(loss: float, ratio: float, method: str = "gem", rate: float = 0.1) -> 
 
 
 PROXY = ended(1.0, 1.0, "sgd")
+FAST_PROXY = ended(2.5, 1.0, "sgd", 0.4)
 
 
 @pytest.mark.parametrize(
@@ -273,12 +245,7 @@ PROXY = ended(1.0, 1.0, "sgd")
         ([PROXY, ended(2.2, 0.5), ended(0.1, 2.0)], None, None),
         # Rates at which the proxy is unstable do not count.
         (
-            [
-                ended(2.5, 1.0, "sgd", 0.4),
-                ended(2.4, 0.5, rate=0.4),
-                ended(1.0, 0.5),
-                ended(3.0, 2.0),
-            ],
+            [FAST_PROXY, ended(2.4, 0.5, rate=0.4), ended(1.0, 0.5), ended(3.0, 2.0)],
             True,
             True,
         ),
@@ -288,36 +255,33 @@ def test_compliance_is_a_sufficient_condition(runs, sufficient, converse):
     names = ["method", "learning_rate", "status", "final_loss", "ratio"]
     summary = pd.DataFrame(runs, columns=names)
     summary["run_folder"] = [str(place) for place in range(len(runs))]
-    tables = {str(place): energies(row[-1]) for place, row in enumerate(runs)}
+    # The ratio of the first ten steps counts.
+    commits = pd.DataFrame({"worker_step": range(12), "proxy_energy": 1.0})
+    tables = {
+        row.run_folder: {"commits": commits.assign(central_energy=[row.ratio] * 10 + [100.0] * 2)}
+        for row in summary.itertuples()
+    }
     finished = Runs(summary.drop(columns="ratio"), tables)
     (stable,), (unstable,) = compliance(finished), compliance(finished, compliant=False)
     assert (stable.holds, unstable.holds) == (sufficient, converse)
 
 
+def seeds_of(rows: list[tuple], columns: list[str], noisy: list[str]) -> pd.DataFrame:
+    """Tabulate three runs of each row; their noisy columns are 1 % apart."""
+    runs = pd.DataFrame(rows, columns=columns).merge(pd.DataFrame({"seed": range(3)}), "cross")
+    runs[noisy] *= 1 + 0.01 * runs[["seed"]].to_numpy()
+    return runs.assign(status="finished")
+
+
 def test_generalization_compares_the_best_rates_at_equal_gradients_and_equal_time():
-    rows, tables = [], {}
-    for method, loss, seconds in (
-        ("gem(a)", 0.2, 10.0),
-        ("gem(b)", 0.4, 10.0),
-        ("sgd(a)", 0.1, 40.0),
-    ):
-        for seed in range(3):
-            name = f"{method}-{seed}"
-            end = loss * (1 + 0.01 * seed)
-            rows.append(
-                {
-                    "method": method,
-                    "seed": seed,
-                    "status": "finished",
-                    "test_loss": end,
-                    "test_accuracy": 1 - end,
-                    "simulated_seconds": seconds,
-                    "run_folder": name,
-                }
-            )
-            evaluations = {"commit_time": [0.0, seconds], "test_loss": [2.0, end]}
-            tables[name] = {"evaluations": pd.DataFrame(evaluations)}
-    equal_gradients, error, equal_time = generalizes(Runs(pd.DataFrame(rows), tables))
+    rows = [("gem(a)", 0.2, 10.0), ("gem(b)", 0.4, 10.0), ("sgd(a)", 0.1, 40.0)]
+    runs = seeds_of(rows, ["method", "test_loss", "simulated_seconds"], ["test_loss"])
+    runs["test_accuracy"], runs["run_folder"] = 1 - runs["test_loss"], runs.index.astype(str)
+    tables = {}
+    for row in runs.itertuples():
+        curve = {"commit_time": [0.0, row.simulated_seconds], "test_loss": [2.0, row.test_loss]}
+        tables[row.run_folder] = {"evaluations": pd.DataFrame(curve)}
+    equal_gradients, error, equal_time = generalizes(Runs(runs, tables))
     assert equal_gradients.holds is False and "is 0.5 (" in equal_gradients.text
     assert error.holds is False and "-10" in error.text
     # At 10 of its 40 s SGD has a test loss of 2 - 1.9 / 4.
@@ -325,54 +289,39 @@ def test_generalization_compares_the_best_rates_at_equal_gradients_and_equal_tim
 
 
 def test_leaders_are_compared_each_at_the_best_rate_for_the_measure():
-    rows = []
-    for method, rate, end, loss in (
-        ("lsgd", 0.1, 10.0, 0.3),
-        ("lsgd", 0.2, 20.0, 0.1),
-        ("aeasgd", 0.1, 30.0, 0.2),
-        ("aeasgd", 0.2, 15.0, 0.4),
-    ):
-        for seed in range(3):
-            seconds = end * (1 + 0.01 * seed)
-            rows.append(
-                {
-                    "workers": 4,
-                    "window": 1,
-                    "method": method,
-                    "learning_rate": rate,
-                    "seed": seed,
-                    "status": "finished",
-                    "train_loss": loss * (1 + 0.01 * seed),
-                    "time_to_target": seconds / 2,
-                    "first_touch": seconds / 2,
-                }
-            )
-    finished = Runs(pd.DataFrame(rows))
+    rows = [
+        ("lsgd", 0.1, 5.0, 0.3),
+        ("lsgd", 0.2, 10.0, 0.1),
+        ("aeasgd", 0.1, 15.0, 0.2),
+        ("aeasgd", 0.2, 7.5, 0.4),
+    ]
+    noisy = ["time_to_target", "train_loss"]
+    runs = seeds_of(rows, ["method", "learning_rate", *noisy], noisy)
+    finished = Runs(runs.assign(workers=4, window=1, first_touch=runs["time_to_target"]))
     (faster,), (lower,) = _SOONER.judge(finished), _AT_LEAST_AS_LOW.judge(finished)
     assert faster.holds is True and "is 1.5 (" in faster.text
     assert lower.holds is True and "at 2 (" in lower.text
 
 
-def test_the_published_scale_without_its_data_is_refused_in_one_line(capsys, monkeypatch, tmp_path):
+def test_the_published_scale_without_its_data_is_refused_in_one_line(told, monkeypatch, tmp_path):
     monkeypatch.setenv("ASYNCSIM_DATA", str(tmp_path))
-    assert command.main(["claims", "gem", "--scale", "paper", "--out", "out"]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert len(lines) == 1 and "mnist" in lines[0] and not (tmp_path / "out").exists()
+    code, _, err = told("claims", "gem", "--scale", "paper", "--out", "out")
+    (line,) = [line for line in err if line.startswith("error")]
+    assert code == 2 and "mnist" in line and not Path("out").exists()
 
 
-def test_claims_are_tested_judged_and_resumed(capsys):
-    assert command.main(["claims", "scaling"]) == 0
-    printed = capsys.readouterr().out
+def test_claims_are_tested_judged_and_resumed(told):
+    code, out, _ = told("claims", "scaling")
     table = pd.read_csv("results/claims/claims.csv", keep_default_na=False)
     assert table["claim"].tolist() == [claim.claim for claim in claims_of("scaling")]
     assert set(table["list"]) == {"scaling"} and all(table["verdict"] + table["measured"] != "")
-    assert all(claim in printed.replace("\n", " ") for claim in table["claim"])
+    assert code == 0 and all(claim in " ".join(out) for claim in table["claim"])
     tested = table[table["command"] != ""]
     assert len(tested) and tested["command"].str.startswith("asyncsim study scaling").all()
     # The claims' evidence has no entry of its own.
     assert [entry.study for entry in entries()] == ["claims"]
     before = Path("results/claims/claims.md").read_text()
-    assert command.main(["claims", "--resume", "results/claims"]) == 0
+    assert told("claims", "--resume", "results/claims")[0] == 0
     assert Path("results/claims/claims.md").read_text() == before
 
 

@@ -12,138 +12,96 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import test_figures
-from gem_results import ranks, write_all, write_study
+from gem_results import make_trace, ranks, write_all, write_study, write_traced, write_windows
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from test_agn import agn, write_windows
-from test_gem_figures import gem, published_in
+from test_gem_figures import agn, gem, published_in
 
 from asyncsim import Cluster
 from asyncsim.drawing import look
+from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
 KEPT = Path(__file__).with_name("drawn.json")
 MINE = [({"workers": n, "learning_rate": rate}, "mine", {}) for rate in (0.05, 0.2) for n in (1, 2)]
-#: Results that are unlike those that a whole study has: figure and study, its cells, and its
-#: tables.
+KAPPAS = [
+    ({"workers": n, "method.kappa": kappa}, "gem", {}) for n in (4, 2) for kappa in (1.0, 2.0)
+]
+QUEUES = [
+    ({"discipline": name, "workers": n}, "gem", {})
+    for n in (2, 4)
+    for name in ("fifo", "lowest_rank")
+]
+RARE = [({"workers": 2, "method.kappa": 1.0}, "gem", {"every": 2})]
+GEMS = [({"workers": n}, "gem", {}) for n in (2, 4)]
+OF_PI = [({"workers": n}, name, {}) for n in (2, 4) for name in ("mine", "gem", "downpour")]
+#: Results that are unlike those that a whole study has: figure and study, and its cells.
 UNLIKE = {
-    **{
-        f"{name}, another method": (name, study, MINE, {})
-        for name, study in (
-            ("1d", "stability"),
-            ("5", "generalization"),
-            ("energy", "energy"),
-        )
-    },
-    "several clusters, generalization": (
-        "5",
-        "generalization",
-        [({"workers": n}, "gem", {}) for n in (2, 4)],
-        {},
-    ),
-    "several clusters, kappa": (
-        "8a",
-        "kappa",
-        [
-            ({"workers": n, "method.kappa": kappa}, "gem", {})
-            for n in (4, 2)
-            for kappa in (1.0, 2.0)
-        ],
-        {},
-    ),
-    "several clusters, queue": (
-        "queue",
-        "policies",
-        [
-            ({"discipline": name, "workers": n}, "gem", {})
-            for n in (2, 4)
-            for name in ("fifo", "lowest_rank")
-        ],
-        {"ranks.csv": pd.concat([ranks(2), ranks(4)])},
-    ),
-    "recorded seldom": (
-        "8b",
-        "kappa",
-        [({"workers": 2, "method.kappa": 1.0}, "gem", {"every": 2})],
-        {},
-    ),
-    "methods with a pi": (
-        "9",
-        "tensors",
-        [({"workers": n}, name, {}) for n in (2, 4) for name in ("mine", "gem", "downpour")],
-        {},
-    ),
+    "1d, another method": ("1d", "stability", MINE),
+    "5, another method": ("5", "generalization", MINE),
+    "energy, another method": ("energy", "energy", MINE),
+    "several clusters, generalization": ("5", "generalization", GEMS),
+    "several clusters, kappa": ("8a", "kappa", KAPPAS),
+    "several clusters, queue": ("queue", "policies", QUEUES),
+    "recorded seldom": ("8b", "kappa", RARE),
+    "methods with a pi": ("9", "tensors", OF_PI),
 }
-
-#: Figures of a study's runs, which its results made by hand lack.
-OF_RUNS = {"path"}
+RANKS = {"ranks.csv": pd.concat([ranks(2), ranks(4)])}
 
 
 def drawn(folder: Path):
     """Every figure by its name."""
     write_all(folder / "gem")
     for name, drawing in gem.FIGURES.items():
-        where = folder / "gem" / drawing.folder
-        yield f"gem {name}", drawing.draw(read(where, gem.STUDIES[drawing.folder].name))
-    for name, (figure, study, cells, tables) in UNLIKE.items():
-        yield (
-            f"gem {name}",
-            gem.FIGURES[figure].draw(
-                read(write_study(folder / name, study, cells, tables=tables), study)
-            ),
-        )
-    found = read(write_windows(folder / "windows"), "windows")
+        results = read(folder / "gem" / drawing.folder, gem.STUDIES[drawing.folder].name)
+        yield f"gem {name}", drawing.draw(results)
+    for name, (figure, study, cells) in UNLIKE.items():
+        tables = RANKS if figure == "queue" else None
+        results = read(write_study(folder / name, study, cells, tables=tables), study)
+        yield f"gem {name}", gem.FIGURES[figure].draw(results)
+    results = read(write_windows(folder / "windows"), "windows")
     for name, drawing in agn.FIGURES.items():
-        if name not in OF_RUNS:
-            yield f"windows {name}", drawing.draw(found)
-    cluster = Cluster(2, "gamma(1, 0.2)", service=0.1)
-    traces = [test_figures.hand_made_trace(cluster, seed=seed) for seed in range(2)]
-    written = test_figures.write_results(
-        folder / "staleness",
-        {"gem": traces, "downpour": traces, "mine": traces},
-        diverged="downpour",
-    )
-    found = read(written, "staleness")
-    for name in test_figures.FIGURES:
-        yield f"staleness {name}", getattr(test_figures.figures, name)(found)
+        if name != "path":  # of a study's runs, which its results made by hand lack
+            yield f"windows {name}", drawing.draw(results)
+    traces = [make_trace(Cluster(2, "gamma(1, 0.2)", service=0.1), seed=seed) for seed in range(2)]
+    of_methods = {"gem": traces, "downpour": traces, "mine": traces}
+    results = read(write_traced(folder / "staleness", of_methods, diverged="downpour"), "staleness")
+    for name in ("staleness", "energy", "queue"):
+        yield f"staleness {name}", getattr(figures_of("staleness"), name)(results)
+
+
+def texts(artists) -> list[str]:
+    return [text.get_text() for text in artists]
+
+
+def ends(values) -> list[float]:
+    """Return how many values are finite, their mean and the last of them."""
+    values = np.ma.masked_invalid(np.ma.asarray(values, float)).compressed()
+    numbers = [values.mean(), values[-1]] if len(values) else []
+    return [len(values), *(float(f"{number:.8g}") for number in numbers)]
 
 
 def shown(figure) -> dict[str, list]:
     """Of the figure its words; of each panel its words, and the counts, means and last values of
     its curves, bars and coloured maps.
     """
-
-    def ends(values):
-        values = np.ma.filled(np.ma.masked_invalid(np.ma.asarray(values, float)), np.nan)
-        finite = values[np.isfinite(values)]
-        numbers = [finite.mean(), finite[-1]] if finite.size else []
-        return [finite.size, *(float(f"{number:.8g}") for number in numbers)]
-
-    def legend(panel):
-        return [text.get_text() for text in panel.get_texts()] if panel else []
-
-    words = [figure.get_suptitle(), figure.get_label(), *map(legend, figure.legends)]
+    words = [figure.get_suptitle(), figure.get_label()]
+    words += [texts(legend.get_texts()) for legend in figure.legends]
     numbers = []
     for axes in figure.axes:
-        axis = [
-            f"{axes.get_xlabel()} {axes.get_xscale()}",
-            f"{axes.get_ylabel()} {axes.get_yscale()}",
-        ]
         bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
-        named = [label.get_text() for label in axes.get_yticklabels()] if bars else []
-        notes = [text.get_text() for text in axes.texts]
-        words.append([axes.get_title(), *axis, *legend(axes.get_legend()), *named, *notes])
-        curves = [line for line in axes.lines if len(line.get_xdata())]
-        colours = [drawn.get_array() for drawn in (*axes.collections, *axes.images)]
-        numbers += [ends(line.get_data()[axis]) for line in curves for axis in (0, 1)]
-        numbers += [ends(values.ravel()) for values in colours if values is not None]
-        numbers += [
-            ends([bar.get_width() for bar in bars]),
-            ends([bar.get_height() for bar in bars]),
+        scales = [
+            f"{axis.get_label_text()} {axis.get_scale()}" for axis in (axes.xaxis, axes.yaxis)
         ]
-        numbers += [[len(axes.patches), len(notes)]]
+        legend, ticks = axes.get_legend(), axes.get_yticklabels() if bars else ()
+        of_legend = legend.get_texts() if legend else ()
+        words.append([axes.get_title(), *scales, *texts([*of_legend, *ticks, *axes.texts])])
+        curves = [values for line in axes.lines for values in line.get_data() if len(values)]
+        colours = [artist.get_array() for artist in (*axes.collections, *axes.images)]
+        sizes = [[bar.get_width() for bar in bars], [bar.get_height() for bar in bars]]
+        values = [values for values in (*curves, *colours, *sizes) if values is not None]
+        numbers += [*map(ends, values), [len(axes.patches), len(axes.texts)]]
     return {"words": words, "numbers": numbers}
 
 

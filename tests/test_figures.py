@@ -1,5 +1,5 @@
-"""Every figure from ten-row frames made by hand: which closed form is named, what is marked, and
-the bytes.
+"""Figures from ten-row frames made by hand: which closed form is named, what is marked, how axes
+and legends are laid out, and the bytes.
 """
 
 import dataclasses
@@ -12,184 +12,119 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from gem_results import make_run, make_trace, write_traced
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate, study
+from asyncsim import Cluster, InputError, plots, prescribed, simulate, study
 from asyncsim.drawing import findings, layout, look
-from asyncsim.drawing.curves import (
-    curve_of,
-    curve_over_seeds,
-    evaluation_curve,
-    loss_axis,
-)
+from asyncsim.drawing.curves import curve_of, curve_over_seeds, evaluation_curve, loss_axis
 from asyncsim.methods import METHODS
-from asyncsim.pages import command
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
 
 figures = figures_of("staleness")
+FIGURES = ("staleness", "energy", "queue")
 
-ROWS, WORKERS = 10, 2
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Two seeds; a run that diverges, a user's method, and one on a single worker."""
+    shared, alone = (
+        [make_trace(Cluster(n, "gamma(1, 0.2)", service=0.1), n, seed) for seed in range(2)]
+        for n in (2, 1)
+    )
+    traces = {"gem": shared, "downpour": shared, "mine": shared, "sgd": alone}
+    return write_traced(tmp_path_factory.mktemp("results"), traces, diverged="downpour")
+
+
+def panel():
+    """Return a single panel."""
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    return axes
+
+
+def texts(artists) -> list[str]:
+    return [text.get_text() for text in artists]
+
+
+def legend(axes) -> str:
+    return "\n".join(texts(axes.get_legend().get_texts())).replace("\n", " ")
+
+
+# Curves
+
+
+@pytest.mark.parametrize("low", [0.04, 0.0, -1.0])
+def test_a_band_down_to_zero_does_not_flatten_a_logarithmic_axis(low):
+    """Of two seeds, whose mean is far above it."""
+    values = pd.DataFrame([[2.0, 2.0], [2.0, low]])
+    curve = curve_over_seeds([0.0, 1.0], [0.0, 1.0], values, [])
+    scale, bottom, _ = loss_axis([curve])
+    assert scale == "log" and 0 < bottom < (low if low > 0 else curve.mean[1])
 
 
 def losses(commits: pd.DataFrame) -> np.ndarray:
     return commits["loss"].to_numpy(np.float64)
 
 
-FIGURES = ("staleness", "energy", "queue")
-
-
-def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int = 0) -> Trace:
-    """Workers in turn, a commit every half second, served for 0.1 s after waiting for 0.1 s."""
-    commit = np.arange(ROWS)
-    worker, commit_time = commit % workers, 0.5 * (commit + 1) + seed / 100
-    visits = {
-        "worker": worker,
-        "start_time": np.where(commit < workers, 0.0, commit_time[commit - workers]),
-        "arrive_time": commit_time - 0.2,
-        "serve_time": commit_time - 0.1,
-        "commit_time": commit_time,
-    }
-    return dataclasses.replace(recorded(visits, workers=workers, seed=seed), cluster=cluster)
-
-
-def hand_made_run(trace: Trace, method: str, diverged_at: int | None = None) -> Run:
-    kept = ROWS if diverged_at is None else diverged_at + 1
-    commits = trace.frame[["commit", "commit_time", "worker", "staleness"]].iloc[:kept].copy()
-    commits["worker_step"] = trace.frame["job"].iloc[:kept]
-    commits["loss"] = 2.0 ** -np.arange(kept) if diverged_at is None else 10.0 ** np.arange(kept)
-    commits["update_norm"] = 0.1
-    commits["central_energy"] = np.where(np.arange(kept) == 0, 0.0, 0.5)
-    commits["proxy_energy"] = 1.0
-    if diverged_at is not None:
-        commits.loc[commits.index[-1], ["loss", "central_energy"]] = np.inf
-    evaluations = pd.DataFrame({"commit": [0], "commit_time": [0.0], "train_loss": [1.0]})
-    config = {"method": method, "commits": ROWS, "workers": trace.workers}
-    return Run(commits, evaluations, pd.DataFrame(), np.zeros(1), diverged_at, config)
-
-
-def write_results(folder, traces: dict[str, list[Trace]], diverged: str | None = None):
-    """Write a folder as the study does: ``traces`` by method, one per seed; seed 0 of ``diverged``
-    diverges.
-    """
-    rows = []
-    for method, of_seeds in traces.items():
-        for seed, trace in enumerate(of_seeds):
-            trace_path = folder / "traces" / f"{trace.workers}-{trace.protocol}-seed{seed}.parquet"
-            trace_path if trace_path.exists() else trace.save(trace_path)
-            run = hand_made_run(trace, method, 6 if (method, seed) == (diverged, 0) else None)
-            run_path = run.save(folder / "runs" / f"{method}-seed{seed}")
-            files = {
-                "trace_file": trace_path.relative_to(folder),
-                "run_folder": run_path.relative_to(folder),
-            }
-            rows.append({"method": method, "seed": seed, "status": run.status, **files})
-    pd.DataFrame(rows).to_csv(folder / "summary.csv", index=False)
-    (folder / "config.json").write_text(json.dumps({"study": "staleness", "problem": "digits"}))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Two seeds; a run that diverges, a user's method, and one on a single worker."""
-    shared = [
-        hand_made_trace(Cluster(WORKERS, "gamma(1, 0.2)", service=0.1), seed=seed)
-        for seed in range(2)
-    ]
-    alone = [
-        hand_made_trace(Cluster(1, "gamma(1, 0.2)", service=0.1), workers=1, seed=seed)
-        for seed in range(2)
-    ]
-    traces = {"gem": shared, "downpour": shared, "my_own_method": shared, "sgd": alone}
-    return write_results(tmp_path_factory.mktemp("results"), traces, diverged="downpour")
-
-
-def legend(axes) -> str:
-    return "\n".join(text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts())
-
-
-@pytest.mark.full
-def test_draws_every_figure_and_the_same_bytes_again(results, tmp_path):
-    first = {path.name: path.read_bytes() for path in figures.draw(results)}
-    assert set(first) == {f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")}
-    again = shutil.copytree(results, tmp_path / "again")
-    assert {path.name: path.read_bytes() for path in figures.draw(again)} == first
-    for name, content in first.items():
-        assert content.startswith(b"%PDF" if name.endswith("pdf") else b"\x89PNG")
-        assert b"CreationDate" not in content and b"Software" not in content
-    assert not [path for path in results.iterdir() if "partial" in path.name]
-
-
-@pytest.mark.parametrize("low", [0.04, 0.0, -1.0])
-def test_a_band_down_to_zero_does_not_flatten_a_logarithmic_axis(low):
-    """Of two seeds, whose mean is far above it."""
-    values = pd.DataFrame({"one": [2.0, 2.0], "other": [2.0, low]})
-    curve = curve_over_seeds([0.0, 1.0], [0.0, 1.0], values, [])
-    scale, bottom, _ = loss_axis([curve])
-    assert scale == "log" and 0 < bottom < (low if low > 0 else curve.mean[1])
-
-
 @pytest.mark.parametrize("loss", [0.0, -1.0, 1.7e308])
 def test_losses_are_in_view_whatever_they_are(loss, recwarn):
-    run = hand_made_run(hand_made_trace(None), "gem")
+    run = make_run()
     run.commits["loss"] = loss
-    _, low, high = loss_axis([curve_of([run] * 2, losses, "mean", WORKERS)])
+    _, low, high = loss_axis([curve_of([run] * 2, losses, "mean", 2)])
     assert low < high and low <= max(loss, 1e-200) and high >= min(loss, 1.0) and not recwarn.list
 
 
 def test_a_curve_averages_seeds_and_stops_with_the_last_run():
-    trace = hand_made_trace(None)
-    runs = [hand_made_run(trace, "gem"), hand_made_run(trace, "gem", diverged_at=6)]
-    curve = curve_of(runs, lambda commits: commits["loss"].to_numpy(), "mean", workers=WORKERS)
-    assert curve.step == pytest.approx((np.arange(ROWS) + 0.5) / WORKERS)
-    expected = [(2.0**-k + 10.0**k) / 2 if k < 6 else 2.0**-k for k in range(ROWS)]
+    runs = [make_run(), make_run(diverged_at=6)]
+    runs[0].commits["loss"] = 2.0 ** -np.arange(10)
+    runs[1].commits["loss"] = np.r_[10.0 ** np.arange(6), np.inf]
+    curve = curve_of(runs, losses, "mean", workers=2)
+    assert curve.step == pytest.approx((np.arange(10) + 0.5) / 2)
+    expected = [(2.0**-k + 10.0**k) / 2 if k < 6 else 2.0**-k for k in range(10)]
     assert curve.mean == pytest.approx(expected)
-    assert curve.low == pytest.approx(2.0 ** -np.arange(ROWS)) and curve.high[5] == 10.0**5
+    assert curve.low == pytest.approx(2.0 ** -np.arange(10)) and curve.high[5] == 10.0**5
     assert curve.ends == [(3.5, 3.5, 10.0**5)]
 
 
-def evaluated(losses, seconds: float, diverged_at: int | None = None) -> Run:
-    """Return a run that was evaluated every two commits."""
-    commit = 2 * np.arange(len(losses))
-    evaluations = pd.DataFrame(
-        {"commit": commit, "commit_time": seconds * commit, "train_loss": losses}
-    )
-    return Run(pd.DataFrame(), evaluations, pd.DataFrame(), np.zeros(1), diverged_at, {})
-
-
 def test_training_losses_go_as_far_as_each_seed_and_never_back_in_time():
-    runs = [evaluated([4.0, 2.0, 1.0], 1.0), evaluated([4.0, 6.0, np.inf], 9.0, diverged_at=4)]
-    runs[1] = dataclasses.replace(runs[1], evaluations=runs[1].evaluations.iloc[:2])
+    """Evaluated every two commits, of one and of nine seconds; the means of the times are 0, 10 and
+    4 s.
+    """
+    runs = [make_run(), make_run(diverged_at=4)]
+    columns = ["commit", "commit_time", "train_loss"]
+    for run, rows in zip(
+        runs, ([(0, 0, 4.0), (2, 2, 2.0), (4, 4, 1.0)], [(0, 0, 4.0), (2, 18, 6.0)]), strict=True
+    ):
+        run.evaluations = pd.DataFrame(rows, columns=columns)
     curve = evaluation_curve(runs)
     assert curve.mean == pytest.approx([4, 4, 1]) and curve.high == pytest.approx([4, 6, 1])
-    # The means of the times are 0, 10 and 4 s.
     assert curve.time == pytest.approx([0, 10, 10]) and curve.step == pytest.approx([0, 2, 4])
     assert curve.ends == [(18.0, 2.0, 6.0)]
     computed = evaluation_curve(runs, [[0, 3, 5], [0, 4]])
     assert computed.step == pytest.approx([0, 3.5, 5]) and computed.ends == [(18.0, 4.0, 6.0)]
 
 
+# Traces
+
+
 def test_prescribed_and_recorded_traces_are_drawn_without_a_cluster(tmp_path):
-    for name, trace in {
-        "prescribed": prescribed(3, ROWS, WORKERS),
-        "recorded": hand_made_trace(None),
-    }.items():
-        folder = write_results(tmp_path / name, {"gem": [trace]}, diverged="gem")
+    for name, trace in {"prescribed": prescribed(3, 10, 2), "recorded": make_trace(None)}.items():
+        folder = write_traced(tmp_path / name, {"gem": [trace]}, diverged="gem")
         for name_of_figure in FIGURES:
             getattr(figures, name_of_figure)(read(folder, "staleness")).draw_without_rendering()
-        _, (axes,) = look.new_figure(look.SINGLE, 2)
+        axes = panel()
         plots.staleness_histogram(axes, trace)
-        plots.queue_length(axes, trace) if name == "recorded" else None
         assert legend(axes).startswith(f"{name}: mean")
+    plots.queue_length(panel(), trace)
 
 
 def test_methods_with_timings_of_their_own_get_a_histogram_each(tmp_path):
-    cluster = Cluster(WORKERS, "gamma(1, 0.2)")
-    other = dataclasses.replace(cluster, protocol="read_then_write")
-    paper = simulate(other, ROWS)
-    folder = write_results(tmp_path, {"downpour": [hand_made_trace(cluster)], "gem": [paper]})
+    cluster = Cluster(2, "gamma(1, 0.2)")
+    other = simulate(dataclasses.replace(cluster, protocol="read_then_write"), 10)
+    folder = write_traced(tmp_path, {"downpour": [make_trace(cluster)], "gem": [other]})
     figure = figures.staleness(read(folder, "staleness"))
     assert [axes.get_title().partition(":")[0] for axes in figure.axes] == ["DOWNPOUR", "GEM"]
     rows = figures.queue(read(folder, "staleness")).subfigs
@@ -198,74 +133,56 @@ def test_methods_with_timings_of_their_own_get_a_histogram_each(tmp_path):
 
 def test_a_timeline_shows_the_workers_asked_for():
     unlike = simulate(Cluster(50, ["constant(1)"] * 45 + ["constant(3)"] * 5), 200)
-    for given, labels, name in (
+    for workers, labels, name in (
         (3, ["0", "24", "49"], "worker (3 of 50)"),  # also the slow ones
         ([49, 0], ["49", "0"], "worker (2 of 50)"),
         ([0, 1], ["0", "1"], "worker (first 2 of 50)"),
     ):
-        _, (axes,) = look.new_figure(look.SINGLE, 2)
-        plots.timeline(axes, unlike, given)
-        assert [
-            text.get_text() for text in axes.get_yticklabels()
-        ] == labels and axes.get_ylabel() == name
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
+        axes = panel()
+        plots.timeline(axes, unlike, workers)
+        assert (texts(axes.get_yticklabels()), axes.get_ylabel()) == (labels, name)
+    axes = panel()
     plots.timeline(axes, unlike, [49, 0], visits=4)
-    (strokes,) = [found for found in axes.collections if isinstance(found, LineCollection)]
+    (strokes,) = [artist for artist in axes.collections if isinstance(artist, LineCollection)]
     places = [round(float(stroke[:, 1].mean())) for stroke in strokes.get_segments()]
-    assert (places.count(0), places.count(1)) == (
-        1,
-        5,
-    )  # the slow one is above: 200 commits take 5 s
+    # The slow one is above: 200 commits take 5 s.
+    assert (places.count(0), places.count(1)) == (1, 5)
 
 
 @pytest.mark.parametrize("workers", [[], [0, 0], [5]])
 def test_a_timeline_of_workers_that_are_not_there(workers):
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
     with pytest.raises(InputError, match="workers"):
-        plots.timeline(axes, simulate(Cluster(5, 1.0), 10), workers)
+        plots.timeline(panel(), simulate(Cluster(5, 1.0), 10), workers)
 
 
-@pytest.mark.parametrize(
-    "missing", ["summary.csv", "config.json", "traces", "runs/gem-seed0/commits.parquet"]
-)
-def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys):
-    folder = shutil.copytree(results, tmp_path / "copy")
-    shutil.rmtree(folder / missing) if (folder / missing).is_dir() else (folder / missing).unlink()
-    assert command.main([str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and (
-        missing.split("/")[0] in error or "seed0.parquet" in error
-    )
-    if missing == "summary.csv":
-        assert "asyncsim study staleness" in error
+def drawn(axes, label: str) -> list[tuple[float, float, float]]:
+    """Worker, begin and end of each bar."""
+    artists = [artist for artist in axes.collections if artist.get_label() == label]
+    bars = [path.get_extents() for artist in artists for path in artist.get_paths()]
+    return [(round((bar.y0 + bar.y1) / 2, 6), round(bar.x0, 6), round(bar.x1, 6)) for bar in bars]
 
 
-def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path, capsys):
-    nothing = str(tmp_path / "nothing")
-    for arguments, message in [
-        (
-            [nothing],
-            f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, lsgd, "
-            "ringmaster_lmo",
-        ),
-        (
-            ["gam"],
-            "'gam': neither a folder of results nor a paper; did you mean 'gem'? choose from",
-        ),
-        ([str(results), "--results", "r"], "results = 'r': of a paper only; leave it out"),
-        ([str(results), "--only", "los"], "only = 'los': unknown; choose from staleness"),
-        ([str(results), "--panel", "los"], "panel = 'los': in no figure; choose from"),
-        (
-            [str(results / "runs")],
-            f"folder = {str(results / 'runs')!r}: no results of a study (no config.json that names",
-        ),
-    ]:
-        assert command.main(arguments) == 2
-        assert message in capsys.readouterr().err.replace("\nhint: ", "; ")
-    empty = shutil.copytree(results, tmp_path / "empty")
-    (empty / "summary.csv").write_text("method,trace_file,run_folder\n")
-    with pytest.raises(InputError, match="no run was finished"):
-        figures.draw(empty)
+def test_a_worker_that_is_never_served_waits_to_the_end():
+    """Two workers keep the server busy; the third, of the lowest rank, gets no turn."""
+    trace, axes = simulate(Cluster(3, 1.0, service=1.0, discipline="lowest_rank"), 30), panel()
+    assert not (trace.frame["worker"] == 2).any()
+    plots.timeline(axes, trace)
+    assert (2, 1.0, 31.0) in drawn(axes, "waits") and (2, 0.0, 1.0) in drawn(axes, "computes")
+
+
+def test_a_reply_that_travels_is_drawn_and_named():
+    trace, axes = simulate(Cluster(1, 1.0, service=0.5, latency=(0.1, 0.25)), 3), panel()
+    plots.timeline(axes, trace)
+    assert "reply travels" in legend(axes)
+    assert drawn(axes, "reply travels") == [(0, 1.6, 1.85), (0, 3.45, 3.7)]
+    assert drawn(axes, "computes") == [(0, 0, 1), (0, 1.85, 2.85), (0, 3.7, 4.7)]
+    assert drawn(axes, "sends") == [(0, 1, 1.1), (0, 2.85, 2.95), (0, 4.7, 4.8)]
+
+
+# Folders
+
+
+def test_a_figure_that_cannot_be_written(tmp_path):
     figure, _ = look.new_figure(1, 1)
     (tmp_path / "figure.pdf").mkdir()
     with pytest.raises(InputError, match="cannot be written"):
@@ -273,16 +190,28 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
     assert not list(tmp_path.glob(".*"))
 
 
-def test_the_folder_of_another_study_is_refused(results, tmp_path, name="real"):
+def test_a_panel_that_is_in_no_figure(results, command):
+    code, _, err = command("figures", str(results), "--panel", "los")
+    assert code == 2 and "panel = 'los': in no figure; choose from" in err
+
+
+def test_the_folder_of_another_study_is_refused(results, tmp_path):
     folder = shutil.copytree(results, tmp_path / "copy")
     (folder / "config.json").write_text(json.dumps({"study": "compare"}))
     before = sorted(folder.iterdir())
-    module = figures_of(name)
-    with pytest.raises(
-        InputError, match=f"holds the study compare, not {name}; make some with: asyncsim study"
-    ):
-        module.draw(folder)
+    message = "holds the study compare, not real; make some with: asyncsim study"
+    with pytest.raises(InputError, match=message):
+        figures_of("real").draw(folder)
     assert sorted(folder.iterdir()) == before
+
+
+def test_the_command_of_ringmaster_lmo_makes_its_runs():
+    paper = figures_of("ringmaster_lmo")
+    _, config = study.configure("compare", shlex.split(paper.PAPER.studies["lmo"].options))
+    assert len(config.at().make_methods()) == 10 and config.tune == paper.RATES
+
+
+# Looks
 
 
 @pytest.mark.parametrize(
@@ -298,15 +227,14 @@ def test_the_folder_of_another_study_is_refused(results, tmp_path, name="real"):
 def test_looks_are_stable_and_distinct(names):
     looks = look.looks(names)
     assert list(looks) == names and looks == look.looks(names)
-    assert len({(one.color, str(one.line), one.width) for one in looks.values()}) == len(names)
+    every = looks.values()
+    assert len({(line.color, str(line.line), line.width) for line in every}) == len(names)
     # The colours of a few differ, and those of known methods are theirs.
-    assert len({one.color for one in looks.values()}) == len(names) or len(names) > 5
-    assert len({one.label for one in looks.values()}) == len(names)
+    assert len({line.color for line in every}) == len(names) or len(names) > 5
+    assert len({line.label for line in every}) == len(names)
     if "my_own_method" in names:  # the most prominent, and called as in tables
         mine = looks["my_own_method"]
-        assert mine.label == "my_own_method" and mine.width == max(
-            one.width for one in looks.values()
-        )
+        assert (mine.label, mine.width) == ("my_own_method", max(line.width for line in every))
     else:
         assert looks["gem"] == look.METHOD_LOOKS["gem"]
 
@@ -328,15 +256,17 @@ def test_a_panel_of_a_paper_has_no_title_and_the_figure_with_crosses_an_entry():
             layout.panel_title(axes, name)
         layout.finish(figure, "curves by workers")
         (below,) = figure.legends
-        entries = [text.get_text() for text in below.get_texts()]
-        assert entries == ["4 workers", "8 workers", "diverged"]
+        assert texts(below.get_texts()) == ["4 workers", "8 workers", "diverged"]
         assert layout.alone(figure, "accuracy") and len(figure.axes) == 2
         assert layout.alone(figure, "8 WORKERS") == []
     assert figure.axes == panels[1:] and figure.get_suptitle() == "" == panels[1].get_title()
     assert figure.get_figheight() <= 2.6 and figure.get_figwidth() == 3.3
-    (entry,) = figure.legends[0].get_texts()
-    assert entry.get_text() == "diverged"  # the curve is labelled at its end
-    assert [text.get_text() for text in panels[1].texts] == ["8 workers"]
+    # The curve is labelled at its end.
+    assert texts(figure.legends[0].get_texts()) == ["diverged"]
+    assert texts(panels[1].texts) == ["8 workers"]
+
+
+# Theory
 
 
 CASES = {
@@ -357,11 +287,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("named", CASES)
-def test_the_histogram_names_the_law_that_holds(named):
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    plots.staleness_histogram(axes, simulate(CASES[named], 50))
-    assert named in legend(axes)
+@pytest.mark.parametrize("law", CASES)
+def test_the_histogram_names_the_law_that_holds(law):
+    axes = panel()
+    plots.staleness_histogram(axes, simulate(CASES[law], 50))
+    assert law in legend(axes)
 
 
 @pytest.mark.parametrize(
@@ -390,16 +320,15 @@ def test_stated_mean_and_spread_are_those_of_a_long_trace(cluster):
     trace = simulate(cluster, 10_000)
     theory = staleness_theory(cluster, len(trace) / cluster.workers)
     measured = trace.frame["staleness"].to_numpy()[1000:]
-    assert abs(measured.mean() - theory.mean) < 4 * theory.std * math.sqrt(20 / len(measured))
-    assert measured.std() == pytest.approx(theory.std, rel=4 * math.sqrt(20 / len(measured)))
+    tolerance = 4 * math.sqrt(20 / len(measured))
+    assert abs(measured.mean() - theory.mean) < tolerance * theory.std
+    assert measured.std() == pytest.approx(theory.std, rel=tolerance)
     if theory.probability is not None:
         k = np.arange(10_000)
-        assert (
-            theory.probability(k).sum() == pytest.approx(1)
-            and theory.probability(np.array([-1])) == 0
-        )
-        assert theory.probability(k) @ k == pytest.approx(theory.mean)
-        assert math.sqrt(theory.probability(k) @ k**2 - theory.mean**2) == pytest.approx(theory.std)
+        moments = [theory.probability(k) @ k**power for power in (0, 1, 2)]
+        mean, variance = theory.mean, theory.std**2
+        assert moments == pytest.approx([1, mean, variance + mean**2])
+        assert theory.probability(np.array([-1])) == 0
 
 
 def test_the_queue_names_its_theory():
@@ -413,8 +342,7 @@ def test_the_queue_names_its_theory():
 
 def test_the_queue_of_a_long_trace_is_drawn_as_means():
     trace = simulate(Cluster(20, "exponential(1)", service="exponential(0.05)"), 1000)
-    steps = trace.queue()
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    steps, axes = trace.queue(), panel()
     plots.queue_length(axes, trace)
     (curve, _) = axes.lines
     assert f"most {steps['in_system'].max()}" in curve.get_label()
@@ -422,34 +350,7 @@ def test_the_queue_of_a_long_trace_is_drawn_as_means():
     assert curve.get_ydata().mean() * steps["time"].iloc[-1] == pytest.approx(area)
 
 
-def drawn(axes, label: str) -> list[tuple[float, float, float]]:
-    """Worker, begin and end of each bar."""
-    bars = [
-        path.get_extents()
-        for one in axes.collections
-        if one.get_label() == label
-        for path in one.get_paths()
-    ]
-    return [(round((bar.y0 + bar.y1) / 2, 6), round(bar.x0, 6), round(bar.x1, 6)) for bar in bars]
-
-
-def test_a_worker_that_is_never_served_waits_to_the_end():
-    """Two workers keep the server busy; the third, of the lowest rank, gets no turn."""
-    trace = simulate(Cluster(3, 1.0, service=1.0, discipline="lowest_rank"), 30)
-    assert not (trace.frame["worker"] == 2).any()
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    plots.timeline(axes, trace)
-    assert (2, 1.0, 31.0) in drawn(axes, "waits") and (2, 0.0, 1.0) in drawn(axes, "computes")
-
-
-def test_a_reply_that_travels_is_drawn_and_named():
-    trace = simulate(Cluster(1, 1.0, service=0.5, latency=(0.1, 0.25)), 3)
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    plots.timeline(axes, trace)
-    assert "reply travels" in legend(axes)
-    assert drawn(axes, "reply travels") == [(0, 1.6, 1.85), (0, 3.45, 3.7)]
-    assert drawn(axes, "computes") == [(0, 0, 1), (0, 1.85, 2.85), (0, 3.7, 4.7)]
-    assert drawn(axes, "sends") == [(0, 1, 1.1), (0, 2.85, 2.95), (0, 4.7, 4.8)]
+# Words
 
 
 @pytest.mark.parametrize(
@@ -461,67 +362,68 @@ def test_curves_are_labelled_at_their_ends_if_there_is_room(ends, at_ends):
     figure, (axes,) = look.new_figure(look.SINGLE, 2)
     for end, name in zip(ends, ("first", "second", "third", "fourth"), strict=False):
         axes.plot([0, end], [0, 1], label=name)
-    target = axes.axhline(0.5, label="target")
+    axes.axhline(0.5, label="target")
     axes.set(xlim=(0, 10), ylim=(0, 1.1))
     layout.legend_below(figure, *axes.get_legend_handles_labels(), 3)
-    assert [text.get_text() for text in axes.texts] == at_ends
-    named = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert named == [
-        line.get_label() for line in axes.lines if line is target or line.get_label() not in at_ends
+    assert texts(axes.texts) == at_ends
+    labels = [line.get_label() for line in axes.lines]
+    assert texts(figure.legends[0].get_texts()) == [
+        label for label in labels if label not in at_ends
     ]
     heights = [text.xy[1] for text in axes.texts]
     assert not at_ends or 0.05 < heights[1] - heights[0] < 0.2
 
 
-def losses_of(**ranges):
-    columns = ["mean", "min", "max"]
-    return pd.DataFrame.from_dict(ranges, "index", columns=columns, dtype=float)
+GEM, SGD = (0.1, 0.09, 0.11), (0.23, 0.2, 0.26)
 
 
 @pytest.mark.parametrize(
-    "ranges, rising, finding",
+    ("ranges", "rising", "finding"),
     [
         (
-            dict(gem=(0.1, 0.09, 0.11), sgd=(0.23, 0.2, 0.26), dana=(1, 0.9, 1.1)),
+            dict(gem=GEM, sgd=SGD, dana=(1, 0.9, 1.1)),
             False,
             "With 20 workers the loss is lowest for gem (0.100 nats), then sgd (0.230 nats, 2.3 "
             "times as high), and highest for dana (1.00 nats).",
         ),
         (
-            dict(gem=(0.1, 0.09, 0.21), sgd=(0.23, 0.2, 0.26)),
+            dict(gem=(0.1, 0.09, 0.21), sgd=SGD),
             True,
             "With 20 workers the loss is highest for sgd (0.230 nats), then gem (0.100 nats; their "
             "ranges overlap).",
         ),
         (
-            dict(gem=(0.1, 0.09, 0.21), sgd=(np.inf, 0.2, np.inf)),
+            dict(gem=GEM, sgd=(np.inf, 0.2, np.inf)),
             False,
             "With 20 workers the loss is lowest for gem (0.100 nats); sgd diverged in some seed.",
         ),
         (dict(gem=(0.1, 0.1, 0.1), sgd=(0.2, 0.2, 0.2)), False, ""),  # one seed
-        (dict(gem=(0.1, 0.09, 0.21)), False, ""),
+        (dict(gem=GEM), False, ""),
         ({}, False, ""),
     ],
 )
 def test_a_finding_names_the_best_and_how_far_the_next_one_is(ranges, rising, finding):
-    table = losses_of(**ranges)
+    columns = ["mean", "min", "max"]
+    table = pd.DataFrame.from_dict(ranges, "index", columns=columns, dtype=float)
     assert findings.best(table, "loss (nats)", "with 20 workers", rising) == finding
 
 
 def test_captions_state_findings_or_describe(tmp_path):
-    trace = hand_made_trace(None)
-    runs = {name: [hand_made_run(trace, name), hand_made_run(trace, name)] for name in "ab"}
+    runs = {name: [make_run(noise=0), make_run(noise=0)] for name in "ab"}
     runs["b"][1].commits["loss"] *= 2
-    curves = {name: curve_of(runs[name], losses, "mean", WORKERS) for name in runs}
+    curves = {name: curve_of(runs[name], losses, "mean", 2) for name in runs}
     figure, _ = look.new_figure(3, 2)
     figure.set_label(findings.end(curves, {"a": "A", "b": "B"}, "loss"))
-    with look.collecting(files=False) as drawn:
+    with look.collecting(files=False) as collected:
         look.save(figure, tmp_path / "loss")
         figure.set_label("")
         look.save(figure, tmp_path / "loss", figures.energy)
-    captions = [caption for _, _, caption in drawn]
-    assert captions[0].startswith("The loss at the end is lowest for A (")
-    assert captions[0].endswith("; their ranges overlap).") and "energy to the proxy" in captions[1]
+    finding, description = (caption for _, _, caption in collected)
+    assert finding.startswith("The loss at the end is lowest for A (")
+    assert finding.endswith("; their ranges overlap).") and "energy to the proxy" in description
+
+
+# Layout
 
 
 @pytest.mark.parametrize("width, columns", [(None, 2), (6.0, 2), (3.3, 1)])
@@ -540,7 +442,7 @@ def test_logarithms_have_no_exponents(tmp_path):
     axes.plot(range(6), [1.0, 1e37, 1e37, 10.0, 0.0, np.inf])
     axes.set(yscale="log", ylim=(1e-4, 1e4))
     look.save(figure, tmp_path / "figure")
-    assert {"0.01", "100"} <= {text.get_text() for text in axes.get_yticklabels()}
+    assert {"0.01", "100"} <= {*texts(axes.get_yticklabels())}
 
 
 def test_all_files_of_a_figure_have_one_layout(tmp_path, monkeypatch):
@@ -562,16 +464,13 @@ def test_all_files_of_a_figure_have_one_layout(tmp_path, monkeypatch):
 @pytest.mark.parametrize("values", [[np.nan, np.nan], [-1.0, -2.0]])
 def test_logarithmic_axes_without_a_value_above_zero_are_drawn(tmp_path, values):
     figure, (axes,) = look.new_figure(look.SINGLE, 2.0, 1)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.plot(values, values)
-    written = look.save(figure, tmp_path / "empty")
-    assert all(path.stat().st_size for path in written)
+    axes.loglog(values, values)
+    assert all(path.stat().st_size for path in look.save(figure, tmp_path / "empty"))
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
 
 
 def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
-    def drawn(kind, name):
+    def image(kind, name):
         figure = kind(figsize=(2, 1))
         axes = figure.subplots()
         axes.bar(["gem", name], [1, 1e4], label=name)
@@ -581,18 +480,11 @@ def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
         return (tmp_path / "figure.png").read_bytes()
 
     with pytest.raises(ValueError, match="Parse"):
-        drawn(Figure, "x$_$y")
-    assert drawn(look.LiteralFigure, "x$_$y") != drawn(look.LiteralFigure, "gem2")
+        image(Figure, "x$_$y")
+    assert image(look.LiteralFigure, "x$_$y") != image(look.LiteralFigure, "gem2")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        drawn(look.LiteralFigure, "gem\x1b[31m")
+        image(look.LiteralFigure, "gem\x1b[31m")
     assert [str(w.message) for w in caught if not str(w.message).isprintable()] == []
-    # and all else is drawn as before
-    assert drawn(look.LiteralFigure, "$\\alpha$") == drawn(Figure, "$\\alpha$")
-
-
-def test_the_command_of_ringmaster_lmo_makes_its_runs():
-    paper = figures_of("ringmaster_lmo")
-    command_line = paper.PAPER.studies["lmo"].options
-    _, config = study.configure("compare", shlex.split(command_line))
-    assert len(config.at().make_methods()) == 10 and config.tune == paper.RATES
+    # All else is drawn as before.
+    assert image(look.LiteralFigure, "$\\alpha$") == image(Figure, "$\\alpha$")

@@ -1,14 +1,13 @@
-"""The figures of the GEM paper from tiny results made by hand: labels, published curves, deviations
-and the bytes.
-"""
+"""The figures of papers from tiny results made by hand: published curves and deviations."""
 
 import dataclasses
+import json
 import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
-from gem_results import write_all, write_study
+from gem_results import make_run, write_all, write_study, write_windows
 from matplotlib.text import Text
 
 from asyncsim import InputError, Run
@@ -17,7 +16,7 @@ from asyncsim.pages import command
 from asyncsim.study.finished import figures as figures_of
 from asyncsim.study.finished import read
 
-gem = figures_of("gem")
+gem, agn = figures_of("gem"), figures_of("agn")
 published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "7", "8a", "8b", "9", "10"]
@@ -105,15 +104,6 @@ def test_missing_results_are_named_with_their_study_and_cost_and_the_others_draw
     assert all(any(name in line.split(":")[1] for line in told.err.splitlines()) for name in PAPER)
 
 
-def test_nothing_to_draw_and_figures_that_there_are_not_end_with_code_2(tmp_path, capsys):
-    assert command.main(["gem", "--results", str(tmp_path), "--only", "8a"]) == 2
-    assert "nothing could be drawn" in capsys.readouterr().err
-    assert command.main(["gem", "--only", "1a, enrgy"]) == 2
-    told = capsys.readouterr().err
-    assert "did you mean 'energy'?" in told and "1a, 1b" in told and "queue" in told
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_study_that_was_interrupted_draws_what_it_can(tmp_path, capsys):
     folder = write_study(
         tmp_path, "stability", [({"workers": 2, "learning_rate": 0.05}, "gem", {})]
@@ -164,55 +154,48 @@ def test_the_deviation_is_the_root_mean_square_of_the_logarithms():
     assert np.isnan(published.log_deviation(curve, pd.Series(dtype=float)))
 
 
-@pytest.fixture(scope="module")
-def paper(tmp_path_factory):
-    """MNIST in name: losses that are the published means of 5 workers times 1.1, for 60 steps."""
-    folder = tmp_path_factory.mktemp("paper")
-    cells = [({"workers": 5, "learning_rate": rate}, "gem", {"steps": 60}) for rate in (0.01, 0.05)]
-    write_study(folder / "stability", "stability", cells, problem="mnist")
-    theirs = published.binned("1a", "gem n=5")
-    for path in (folder / "stability" / "runs").glob("*/*/commits.parquet"):
-        commits = pd.read_parquet(path)
-        commits["loss"] = 1.1 * theirs.reindex(commits["commit"] // 100).to_numpy()
-        rewrite(path, commits)
-    return folder
+def beside(folder, study, cells, table, change, **config):
+    """Write results of MNIST in name, whose tables were changed."""
+    write_study(folder, study, cells, "mnist", **config)
+    for path in (folder / "runs").glob(f"*/*/{table}.parquet"):
+        rewrite(path, change(pd.read_parquet(path)))
+    return read(folder, study)
 
 
-@pytest.fixture(scope="module")
-def deviations(paper):
-    """The table beside the figures."""
-    (table,) = [path for path in gem.draw(paper, only=["1a", "3"]) if path.suffix == ".csv"]
-    return table
+def losses_of(figure, series, workers):
+    """Set the losses to the published means times 1.1, for as many steps as they go."""
+    theirs = published.binned(figure, series)
+
+    def change(commits):
+        loss = theirs.reindex(commits["commit"] // (20 * workers)).to_numpy()
+        return commits.assign(loss=1.1 * loss)
+
+    return change
 
 
 @pytest.mark.full
-def test_deviations_of_the_papers_task_are_written(deviations):
-    assert deviations.name == "deviations.csv"
-    table = pd.read_csv(deviations, dtype={"figure": str}).set_index(["figure", "setting"])
+def test_deviations_of_the_papers_task_are_written(tmp_path, capsys):
+    """They are printed, and stay in the table where a figure is not drawn again."""
+    rates = (0.01, 0.05)
+    cells = [({"workers": 5, "learning_rate": rate}, "gem", {"steps": 60}) for rate in rates]
+    beside(tmp_path / "stability", "stability", cells, "commits", losses_of("1a", "gem n=5", 5))
+    (file,) = [path for path in gem.draw(tmp_path, only=["1a", "3"]) if path.suffix == ".csv"]
+    table = pd.read_csv(file, dtype={"figure": str}).set_index(["figure", "setting"])
     losses = table.loc["1a"]
     assert losses["deviation"].tolist() == pytest.approx([np.log10(1.1)] * 2, rel=1e-6)
-    assert (
-        losses.loc["learning_rate=0.05", "bar"] == 0.08
-        and losses.loc["learning_rate=0.05", "within"] == "yes"
-    )
+    assert tuple(losses.loc["learning_rate=0.05", ["bar", "within"]]) == (0.08, "yes")
     assert np.isnan(losses.loc["learning_rate=0.01", "bar"])
     factor = table.loc[("3", "learning_rate=0.05")]
     # Recorded at every worker step: those of the last tenth are the steps from 54 on.
     ours = np.mean([1.8 / 2 * (1 - np.exp(-(step + 0.2) / 30)) for step in range(54, 60)])
     theirs = published.series("3", "gem n=5").query("x > 844.2")["y"].mean()
-    assert factor["ours"] == pytest.approx(ours) and factor["published"] == pytest.approx(theirs)
-    assert factor["deviation"] == pytest.approx(abs(ours - theirs))
-    assert factor["relative"] == pytest.approx(abs(ours - theirs) / theirs)
-    assert factor["bar"] == pytest.approx(max(0.03, 0.25 * theirs))
-
-
-@pytest.mark.full
-def test_the_table_is_printed_and_keeps_the_figures_that_are_not_drawn_again(
-    paper, deviations, capsys
-):
-    whole = deviations.read_bytes()
-    gem.draw(paper, only=["1a"])
-    assert deviations.read_bytes() == whole
+    gap = abs(ours - theirs)
+    assert factor[["ours", "published", "deviation", "relative", "bar"]].tolist() == pytest.approx(
+        [ours, theirs, gap, gap / theirs, max(0.03, 0.25 * theirs)]
+    )
+    whole, _ = file.read_bytes(), capsys.readouterr()
+    gem.draw(tmp_path, only=["1a"])
+    assert file.read_bytes() == whole
     printed = capsys.readouterr().out
     assert "log10 RMS" in printed and "gem n=5" in printed and "median pi" not in printed
 
@@ -222,45 +205,30 @@ def test_digits_have_no_deviations(results, tmp_path):
     assert not (tmp_path / "deviations.csv").exists()
 
 
-def beside(folder, study, cells, table, change, **config):
-    """Write results of MNIST in name, whose tables were changed."""
-    write_study(folder, study, cells, "mnist", **config)
-    for path in (folder / "runs").glob(f"*/*/{table}.parquet"):
-        rewrite(path, change(pd.read_parquet(path)))
-    return read(folder, study)
-
-
 @pytest.mark.parametrize(
-    ("figure", "series", "values", "method"),
+    ("figure", "series", "values"),
     [
-        ("8a", "gem kappa=3", {"workers": 5, "method.kappa": 3.0}, "gem"),
-        ("6b", "downpour n=5", {"workers": 5, "learning_rate": 0.1}, "downpour"),
+        ("1a", "gem n=5", {"workers": 5, "learning_rate": 0.05}),
+        ("8a", "gem kappa=3", {"workers": 5, "method.kappa": 3.0}),
+        ("6b", "downpour n=5", {"workers": 5, "learning_rate": 0.1}),
     ],
 )
-def test_losses_of_figures_6_and_8_are_beside_the_published_ones(
-    tmp_path, figure, series, values, method
-):
-    theirs, n = published.binned(figure, series), values["workers"]
-
-    def change(commits):
-        return commits.assign(loss=1.1 * theirs.reindex(commits["commit"] // (20 * n)).to_numpy())
-
-    drawing = gem.FIGURES[figure]
-    cells = [(values, method, {"steps": 60})]
-    found = beside(tmp_path, drawing.folder, cells, "commits", change)
-    (row,) = drawing.measure(found)
+def test_losses_are_beside_the_published_ones(tmp_path, figure, series, values):
+    drawing, cells = gem.FIGURES[figure], [(values, series.split()[0], {"steps": 60})]
+    change = losses_of(figure, series, values["workers"])
+    results = beside(tmp_path, drawing.folder, cells, "commits", change)
+    (row,) = drawing.measure(results)
     assert row.series == series and row.deviation == pytest.approx(np.log10(1.1))
-    told, grey = published_in(drawing.draw(found))
-    assert told and grey
+    words, grey = published_in(drawing.draw(results))
+    assert words and grey
 
 
 def test_figure_4_has_our_times_stretched_to_the_published_ones(tmp_path):
     theirs = published.series("4", "gem n=2 b=128")
 
     def change(commits):
-        return commits.assign(
-            loss=np.interp(2.5 * commits["commit_time"], theirs["x"], theirs["y"])
-        )
+        loss = np.interp(2.5 * commits["commit_time"], theirs["x"], theirs["y"])
+        return commits.assign(loss=loss)
 
     cells = [({"workers": 2, "batch_size": 128}, "gem", {"steps": 200, "seconds": 0.1})]
     found = beside(tmp_path, "speedup", cells, "commits", change)
@@ -288,3 +256,50 @@ def test_figure_5_compares_minibatch_and_test_losses_by_epoch(tmp_path, epochs=2
     expected = np.sqrt(np.mean(np.log10(1.1 * between / compared["y"]) ** 2))
     assert rows["momentum_sgd validation"].deviation == pytest.approx(expected)
     assert rows["momentum_sgd training"].deviation > 0
+
+
+# The thesis
+
+
+def test_paths_are_measured_against_straight_lines(tmp_path):
+    rows = []
+    for window, corners in ((15, [(0, 1), (1, 1)]), (500, [(1, 1), (2, 2)])):
+        run = make_run("gem", 2, steps=1)
+        run.commits[["position_0", "position_1"]] = corners
+        run.save(tmp_path / str(window))
+        row = {"method": "agn", "workers": 2, "window": window, "seed": 0, "status": "finished"}
+        rows.append({**row, "run_folder": str(window)})
+    pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
+    (tmp_path / "config.json").write_text('{"study": "leaders", "problem": "quadratic"}')
+    lines = agn.FIGURES["path"].draw(read(tmp_path, "leaders")).axes[0].lines
+    assert [line.get_label().split(": ")[1] for line in lines] == [
+        "distance 0.707 of length",
+        "distance 1.000 of length",
+    ]
+    # The directions are orthonormal: they keep lengths.
+    assert np.hypot(*np.diff(lines[0].get_xydata(), axis=0).T) == pytest.approx([1, 1])
+
+
+def test_published_numbers_are_beside_the_thesis_task_alone(tmp_path):
+    folder = write_windows(tmp_path / "windows")
+    config = json.loads((folder / "config.json").read_text())
+    config["problem_config"]["network"] = "cnn"
+    (folder / "config.json").write_text(json.dumps(config))
+    results = read(folder, "windows")
+    figures = {
+        name: drawing.draw(results)
+        for name, drawing in agn.FIGURES.items()
+        if name not in ("times", "path")
+    }
+    assert all(published_in(figure)[0] == [] for figure in figures.values())
+    panels = [*figures["agn"].axes[:-1], figures["efficiency"].axes[0]]
+    assert [len(axes.texts) for axes in panels] == [4, 4, 4]
+    lines = {
+        name: [line for axes in figure.axes for line in axes.lines]
+        for name, figure in figures.items()
+    }
+    assert "white" not in {line.get_markerfacecolor() for line in lines["collapse"]}
+    assert "^" not in {line.get_marker() for line in lines["staleness"]}
+    message = "its problem, its cluster or its gradients differ from the thesis"
+    with pytest.raises(InputError, match=message):
+        agn.FIGURES["times"].draw(results)

@@ -54,18 +54,13 @@ def test_where_it_would_be_lost_it_comes_again(default, deaf):
         pytest.fail("was not heard")
 
 
-def test_elsewhere_it_ends_what_goes_on(default):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_elsewhere_it_ends_the_work_also_from_a_batch_system(default, number):
+    usual = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), interruptible():
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         pytest.fail("was not heard")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_what_a_batch_system_sends_is_an_interruption(default):
-    with pytest.raises(KeyboardInterrupt), interruptible():
-        signal.raise_signal(signal.SIGTERM)
-        pytest.fail("was not heard")
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(number) is usual
 
 
 def test_pressed_often_it_comes_once(default):
@@ -108,7 +103,8 @@ def test_who_sets_handlers_of_its_own_takes_none_away(default):
         assert signal.getsignal(signal.SIGTERM) is before is not signal.SIG_IGN
 
 
-def test_what_comes_after_an_interruption_does_no_harm(default):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_an_interruption_does_no_harm(default, number):
     ignore_from_now_on()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.raise_signal(number)
+    signal.raise_signal(number)
+    assert signal.getsignal(number) is signal.SIG_IGN

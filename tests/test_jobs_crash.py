@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from asyncsim import Cluster, failures, methods, problems, replay, simulate, study
-from asyncsim.study.finished import figures as figures_of
-from asyncsim.study.finished import read
 from asyncsim.traces.trace_summary import kept_versions
 
 checkpoint = study.load("checkpoint")
@@ -61,33 +59,3 @@ def test_a_replay_goes_on_from_the_checkpoint():
     kept = kept_versions(trace)
     expected = 0.5 * (0.9**kept) ** 2
     assert run.evaluations["train_loss"].iloc[-1] == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("busy_server", "saves"),
-    [({}, "checkpoint=255"), (dict(server=True, compute="1", service="1"), "checkpoint_every=255")],
-)
-def test_goodput_by_interval(busy_server, saves, tmp_path, capsys):
-    """The law holds for a job, and for a server that is always busy."""
-    options = checkpoint.Config(
-        workers=4,
-        crashes=30,
-        seeds=1,
-        intervals=(0.5, 1.0, 2.0),
-        out=tmp_path / "out",
-        **busy_server,
-    )
-    checkpoint.run(options)
-    table = read(tmp_path / "out", "checkpoint").table(checkpoint.TABLE)
-    np.testing.assert_allclose(table["goodput"], table["law"], rtol=0.08)
-    # A crash loses half an interval, on average, and crashes come every 30 minutes, about 30 times.
-    np.testing.assert_allclose(table["lost"], table["interval"] / 2 / 1800, rtol=0.5)
-    printed = capsys.readouterr().out
-    assert "verdict: one seed: no order" in printed and saves in printed
-    assert table["multiple"].iloc[0] == 1  # Daly's is the best
-    figure = figures_of("checkpoint").checkpoint(read(tmp_path / "out", "checkpoint"))
-    (axes,) = figure.axes
-    assert axes.get_xlabel() == "interval between checkpoints (s)"
-    assert axes.get_ylabel() == "goodput (share of time)"
-    (law,) = [line for line in axes.lines if line.get_label().startswith("law")]
-    assert len(law.get_xdata()) > 3 * len(table)

@@ -3,6 +3,8 @@ a browser.
 """
 
 import base64
+import html
+import itertools
 import json
 import re
 import shutil
@@ -52,9 +54,9 @@ def data_of(path: Path) -> dict:
     return json.loads(text)
 
 
-def in_a_browser(path: Path, script: str, tmp_path: Path, *options: str) -> tuple[dict, str]:
-    """Open a page, run a script in it that sets ``result``; return that and the console's
-    errors.
+def in_a_browser(path: Path, script: str, tmp_path: Path, *options: str) -> dict:
+    """Open a page and run a script in it that sets ``result``; return that, without an error of the
+    page or on the console.
     """
     probe = (
         "<script>window.failed = []; window.onerror = (why) => failed.push(String(why));</script>",
@@ -67,29 +69,19 @@ def in_a_browser(path: Path, script: str, tmp_path: Path, *options: str) -> tupl
     text = path.read_text().replace("<title>", f"{probe[0]}<title>", 1)
     copy.write_text(text.replace("</body>", f"{probe[1]}</body>"))
     quiet = (
-        "--no-first-run --disable-background-networking --disable-component-update --disable-sync "
-        "--disable-quic"
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --disable-quic --enable-logging=stderr "
+        "--virtual-time-budget=20000 --dump-dom"
     )
-    program = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        *quiet.split(),
-        "--enable-logging=stderr",
-    ]
-    program += [f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=20000"]
-    program += [*options, "--dump-dom", copy.as_uri()]
+    program = [CHROMIUM, *quiet.split(), f"--user-data-dir={tmp_path / 'browser'}", *options]
+    program.append(copy.as_uri())
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
     (told,) = re.findall(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
-    errors = [
-        line
-        for line in done.stderr.splitlines()
-        if "CONSOLE" in line and "willReadFrequently" not in line
-    ]
-    return json.loads(
-        told.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
-    ), "\n".join(errors)
+    errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert [line for line in errors if "willReadFrequently" not in line] == []
+    result = json.loads(html.unescape(told))
+    assert result.pop("failed") == []
+    return result
 
 
 def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
@@ -100,93 +92,72 @@ def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
     assert data["title"] == "compare: quadratic"
     assert data["question"][0].startswith("Which method is best")
     (table,) = [part for part in data["answer"] if "rows" in part]
-    assert {row[table["columns"].index("method")].split()[-1] for row in table["rows"]} == {
-        "downpour",
-        "gem",
-    }
+    names = pd.DataFrame(table["rows"], columns=table["columns"])["method"]
+    assert {name.split()[-1] for name in names} == {"downpour", "gem"}
     assert data["command"].startswith("asyncsim study compare --workers=2")
     assert [name for name, _, _ in data["figures"]] == ["curves"]
     summary = data["tables"][-1]
-    assert summary["name"] == "summary.csv"
-    assert (
-        dict(zip(summary["columns"], summary["words"], strict=True))["train_loss"]
-        == "training loss"
-    )
-    assert sorted(one["title"] for one in data["animation"]["films"]) == [
-        "downpour, seed 0",
-        "gem, seed 0",
-    ]
-    places = unpacked(data["animation"]["films"][0]["places"])
-    assert len(places["x"]) == len(places["y"]) == 400 * 12
-    assert (
-        page.write_page(animated).read_text().count("<svg") == 0
-    )  # figures are images, apart from the page
+    words = dict(zip(summary["columns"], summary["words"], strict=True))
+    assert (summary["name"], words["train_loss"]) == ("summary.csv", "training loss")
+    films = {film["title"]: unpacked(film["places"]) for film in data["animation"]["films"]}
+    assert sorted(films) == ["downpour, seed 0", "gem, seed 0"]
+    assert all(len(places[axis]) == 400 * 12 for places in films.values() for axis in "xy")
+    # Figures are images, apart from the page.
+    assert page.write_page(animated).read_text().count("<svg") == 0
 
 
-def test_a_report_is_printed_and_stands_on_the_page_whole(animated, tmp_path, capsys):
+def test_a_report_is_printed_and_stands_on_the_page_whole(mine, capsys):
     """In a pipe a table fits 100 characters; the page has all columns."""
-    shutil.copytree(animated, tmp_path / "mine")
-    wide = pd.DataFrame(
-        {"method": ["sgd", "adsgd"], **{f"column {i}": [1.0, 20.0] for i in range(12)}}
-    )
+    columns = {f"column {i}": [1.0, 20.0] for i in range(12)}
+    wide = pd.DataFrame({"method": ["sgd", "adsgd"], **columns})
     verdicts = ["a: sgd is best\nnot compared: adsgd", "b: one seed: no order"]
-    present(tmp_path / "mine", {}, "about", titled(wide), "", "below", verdict=verdicts)
+    present(mine, {}, "about", titled(wide), "", "below", verdict=verdicts)
     out = capsys.readouterr().out
-    assert out == (tmp_path / "mine" / "report.txt").read_text()
+    assert out == (mine / "report.txt").read_text()
     head, sgd, _, further, *rest = out.splitlines()[1:]
     assert sgd.startswith("sgd         1.00") and 88 < len(head) <= 100
     assert further == "further columns in the files: column 9, column 10, column 11"
-    assert rest == [
-        "below",
-        f"verdict: {verdicts[0]}".split("\n")[0],
-        "not compared: adsgd",
-        f"verdict: {verdicts[1]}",
-    ]
-    data = data_of(page.write_page(tmp_path / "mine"))
+    first, second = (f"verdict: {text}".splitlines() for text in verdicts)
+    assert rest == ["below", *first, *second]
+    data = data_of(page.write_page(mine))
     assert data["verdict"] == "a: sgd is best\nb: one seed: no order"
-    below, about, table, end = data["answer"]
-    assert [part["text"] for part in (below, about, end)] == [
-        verdicts[0],
-        "about",
-        "below",
-    ]
-    assert table == {
-        "columns": list(wide),
-        "rows": [["sgd", *["1.00"] * 12], ["adsgd", *["20.0"] * 12]],
-    }
+    text, about, table, end = data["answer"]
+    assert [part["text"] for part in (text, about, end)] == [verdicts[0], "about", "below"]
+    rows = [["sgd", *["1.00"] * 12], ["adsgd", *["20.0"] * 12]]
+    assert table == {"columns": list(wide), "rows": rows}
+
+
+@pytest.fixture
+def mine(animated, tmp_path):
+    """A copy of the study."""
+    return shutil.copytree(animated, tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
-    "report",
+    ("verdicts", "parts"),
     [
-        {"verdicts": "a", "parts": []},
-        {"verdicts": [1], "parts": [{"text": "a"}]},
-        {"verdicts": [], "parts": [{"columns": ["a", "b"], "rows": [["1"]]}, {"text": 3}, {}]},
-        {"verdicts": [], "parts": [{"columns": "a", "rows": 1}]},
+        ("a", []),
+        ([1], [{"text": "a"}]),
+        ([], [{"columns": ["a", "b"], "rows": [["1"]]}, {"text": 3}, {}]),
+        ([], [{"columns": "a", "rows": 1}]),
     ],
 )
-def test_a_strangers_report_is_left_out(report, animated, tmp_path):
-    shutil.copytree(animated, tmp_path / "mine")
-    (tmp_path / "mine" / "report.json").write_text(json.dumps(report))
-    data = data_of(page.write_page(tmp_path / "mine"))
+def test_a_strangers_report_is_left_out(verdicts, parts, mine):
+    (mine / "report.json").write_text(json.dumps({"verdicts": verdicts, "parts": parts}))
+    data = data_of(page.write_page(mine))
     assert data["verdict"] is None and data["answer"] == []
 
 
-def test_what_a_stranger_wrote_ends_no_script_and_an_infinity_is_a_text(animated, tmp_path):
-    shutil.copytree(animated, tmp_path / "mine")
-    config = json.loads((tmp_path / "mine" / "config.json").read_text())
+def test_the_text_of_a_stranger_ends_no_script_and_an_infinity_is_a_text(mine):
+    config = json.loads((mine / "config.json").read_text())
     config |= {"problem": "</script><script>alert(1)</script>", "command": ["$(rm -rf x)", "<b>"]}
     config["split"] = [0.1, float("inf")]
-    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
-    (tmp_path / "mine" / "odd.csv").write_text("a,b\n<img src=x onerror=alert(1)>,2\n1\n")
-    path = page.write_page(tmp_path / "mine")
-    assert path.read_text().count("</script>") == 3
-    data = data_of(path)
-    assert (
-        data["title"] == f"compare: {config['problem']}"
-        and "'$(rm -rf x)' '<b>'" in data["command"]
-    )
-    assert data["config"]["split"] == [0.1, "inf"] and "Infinity]" not in path.read_text()
+    (mine / "config.json").write_text(json.dumps(config))
+    (mine / "odd.csv").write_text("a,b\n<img src=x onerror=alert(1)>,2\n1\n")
+    text, data = page.write_page(mine).read_text(), data_of(mine / "report.html")
+    assert text.count("</script>") == 3 and "Infinity]" not in text
+    assert data["title"] == f"compare: {config['problem']}"
+    assert "'$(rm -rf x)' '<b>'" in data["command"] and data["config"]["split"] == [0.1, "inf"]
     (odd,) = [table for table in data["tables"] if table["name"] == "odd.csv"]
     assert odd["rows"] == [["<img src=x onerror=alert(1)>", "2"]]
 
@@ -217,77 +188,63 @@ def test_the_distances_of_a_film_are_those_of_the_vectors():
     parameters.
     """
     trace = simulate(Cluster(5, 1.0, service=0.01, latency=0.1), commits=60)
-    problem = problems.quadratic(np.linspace(0.1, 1, 32), noise=0.1)
-    seen = recorders.Recorder(
+    problem, names = (
+        problems.quadratic(np.linspace(0.1, 1, 32), noise=0.1),
         tuple(f"c{i}" for i in range(32)),
-        lambda state, commit: (state, list(commit.central)),
-        shared=True,
     )
-    run = replay(
-        trace,
-        methods.downpour(0.2),
-        problem,
-        record=[recorders.positions(32), seen],
-        precision="float64",
+    vectors = recorders.Recorder(
+        names, lambda state, commit: (state, list(commit.central)), shared=True
     )
+    record = [recorders.positions(32), vectors]
+    run = replay(trace, methods.downpour(0.2), problem, record=record, precision="float64")
     times = frame_times([trace], 40)
-    one = film(run, trace, times, "downpour")
-    central = run.commits[[f"c{i}" for i in range(32)]].to_numpy()
-    frame = trace.frame
-    for at, now in enumerate(times):
+    drawn = film(run, trace, times, "downpour")
+    central, frame = run.commits[[*names]].to_numpy(), trace.frame
+    for (at, now), worker in itertools.product(enumerate(times), range(5)):
         done = int((frame["commit_time"] <= now).sum())
-        for worker in range(5):
-            own = frame[(frame["worker"] == worker) & (frame["read_time"] <= now)]
-            read = int(own["read_version"].iloc[-1])
-            if (
-                done and read and own.index[-1] >= done
-            ):  # computing, from a version that is recorded
-                wanted = np.linalg.norm(central[read - 1] - central[done - 1])
-                np.testing.assert_allclose(
-                    np.linalg.norm(one.offset[at, worker]), wanted, rtol=1e-9
-                )
-    assert np.nanmax(np.linalg.norm(on_screen(one.offset, *scale([one])), axis=-1)) <= 1.1
+        own = frame[(frame["worker"] == worker) & (frame["read_time"] <= now)]
+        version = int(own["read_version"].iloc[-1])
+        # Computing, from a version that is recorded.
+        if done and version and own.index[-1] >= done:
+            distance = np.linalg.norm(central[version - 1] - central[done - 1])
+            offset = np.linalg.norm(drawn.offset[at, worker])
+            np.testing.assert_allclose(offset, distance, rtol=1e-9)
+    shown = np.linalg.norm(on_screen(drawn.offset, *scale([drawn])), axis=-1)
+    assert np.nanmax(shown) <= 1.1
 
 
 def test_sketches_keep_lengths():
-    trace = simulate(Cluster(4, 1.0), commits=40)
-    run = replay(
-        trace,
-        methods.downpour(0.1),
-        problems.digits(),
-        record=[recorders.positions(), recorders.energy()],
-    )
+    trace, record = simulate(Cluster(4, 1.0), 40), [recorders.positions(), recorders.energy()]
+    run = replay(trace, methods.downpour(0.1), problems.digits(), record=record)
     positions = np.r_[np.zeros((1, 48)), run.commits.filter(like="position_").to_numpy()]
-    read = trace.frame["read_version"].to_numpy()
-    moved = np.linalg.norm(positions[1:] - positions[read], axis=1)
-    ratio = moved / np.sqrt(2 * run.commits["central_energy"])
+    moves = positions[1:] - positions[trace.frame["read_version"]]
+    ratio = np.linalg.norm(moves, axis=1) / np.sqrt(2 * run.commits["central_energy"])
     assert ratio.min() > 0.6 and ratio.max() < 1.4 and abs(ratio.mean() - 1) < 0.15
 
 
-def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
+def test_the_caption_says_no_more_than_there_is():
     """Losses that are beyond the axis; without recorded positions there is no animation."""
     trace, problem = simulate(Cluster(3, 1.0), commits=30), problems.quadratic([1.0, 2.0])
-    runs = [
-        replay(trace, methods.downpour(rate), problem, record=[recorders.positions()])
-        for rate in (0.1, 1.2)
-    ]
-    about = [page.animation([("x", run, trace)])["about"] for run in runs]
-    assert all("direction is taken in the plane" in text for text in about)
+
+    def about(rate, *record):
+        run = replay(trace, methods.downpour(rate), problem, record=record)
+        return page.animation([("x", run, trace)])["about"]
+
+    texts = [about(rate, recorders.positions()) for rate in (0.1, 1.2)]
+    assert all("direction is taken in the plane" in text for text in texts)
+    assert ["others at the edge" in text for text in texts] == [False, True]
     with pytest.raises(InputError, match="x: has no positions; run the study with --animate"):
-        page.animation([("x", replay(trace, methods.downpour(0.1), problem), trace)])
-    assert "others at the edge" in about[1] and "others at the edge" not in about[0]
+        about(0.1)
 
 
 @browser
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1400, 500])  # 500 is the least of Chromium
-def test_a_page_fits_its_window(width, dark, animated, tmp_path):
+def test_a_page_fits_its_window(width, dark, mine, tmp_path):
     """Sentences wrap; only parts that scroll are wider than the page."""
-    shutil.copytree(animated, tmp_path / "mine")
-    (tmp_path / "mine" / "report.json").write_text(
-        json.dumps({"verdicts": [], "parts": [{"text": "A long sentence. " * 40}]})
-    )
-    path = page.write_page(tmp_path / "mine")
+    report = {"verdicts": [], "parts": [{"text": "A long sentence. " * 40}]}
+    (mine / "report.json").write_text(json.dumps(report))
+    path = page.write_page(mine)
     script = """
       const right = document.body.getBoundingClientRect().right;
       const scrolls = (node) => node.closest(".scroll, pre, .hidden") !== null;
@@ -301,10 +258,8 @@ def test_a_page_fits_its_window(width, dark, animated, tmp_path):
         && said.scrollWidth <= said.clientWidth;
     """
     options = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    found, errors = in_a_browser(path, script, tmp_path, f"--window-size={width},900", *options)
-    assert errors == ""
-    expected = {"width": width, "clipped": [], "dark": dark, "wraps": True}
-    assert found == {"failed": [], **expected}
+    result = in_a_browser(path, script, tmp_path, f"--window-size={width},900", *options)
+    assert result == {"width": width, "clipped": [], "dark": dark, "wraps": True}
 
 
 @browser
@@ -343,11 +298,9 @@ def test_the_page_in_a_browser(animated, tmp_path):
       play.click(); result.plays = play.textContent;
       result.rate = drawAll();
     """
-    found, errors = in_a_browser(
-        animated / "report.html", script, tmp_path, "--window-size=1200,900"
-    )
-    assert found["failed"] == [] and errors == "" and not found["hacked"]
-    assert found["wrongHints"] == 0
+    page = animated / "report.html"
+    found = in_a_browser(page, script, tmp_path, "--window-size=1200,900")
+    assert not found["hacked"] and found["wrongHints"] == 0
     assert re.fullmatch(r"scroll for \d+ more columns", found["hint"])
     assert found["title"] == "compare: quadratic" and found["moves"] and found["plays"] == "Pause"
     assert found["up"] == sorted(found["up"]) and found["down"] == sorted(
@@ -361,23 +314,13 @@ def test_the_page_in_a_browser(animated, tmp_path):
 
 @browser
 def test_a_topology_moves_in_a_browser(tmp_path):
-    options = (
-        "--workers=4",
-        "--steps=8",
-        "--seeds=1",
-        "--problem=quadratic",
-        "--tune",
-        "0.1",
-        "--topology=ring()",
-        "--animate",
-    )
-    assert study.main(["gossip", *options, "--methods", "sgp"]) == 0
+    options = "--workers=4 --steps=8 --seeds=1 --problem=quadratic --tune 0.1 --topology=ring()"
+    assert study.main(["gossip", *options.split(), "--animate", "--methods", "sgp"]) == 0
     script = (
         "const s = document.getElementById('scrub'); s.value = 100; s.oninput(); result.rate = "
         "drawAll();"
     )
-    found, errors = in_a_browser(Path("results/gossip/report.html"), script, tmp_path)
-    assert found["failed"] == [] and errors == ""
+    in_a_browser(Path("results/gossip/report.html"), script, tmp_path)
 
 
 def test_a_timeline_shows_the_read_and_staleness_of_each_commit():
@@ -470,8 +413,7 @@ def test_a_hover_on_a_commit_shows_its_read(animated, tmp_path):
       lanes.setCursor({{ left: lanes.valToPos(ready.commits.time[{row}], "x"), top: y }});
       result.text = document.getElementById("timeline-status").textContent;
     """
-    result, errors = in_a_browser(animated / "report.html", script, tmp_path)
-    assert not errors and not result["failed"]
+    result = in_a_browser(animated / "report.html", script, tmp_path)
     assert f"read version {read} at" in result["text"]
     assert f"staleness {columns['staleness'][row]}." in result["text"]
 
@@ -500,16 +442,16 @@ def test_a_timeline_opens_at_ten_commits_a_lane_and_follows_in_all_panels(animat
       ready.follow(3); await frame();
       result.fewer = steps().filter((count, i) => count < all[i]).length;
     """
-    found, errors = in_a_browser(animated / "report.html", script, tmp_path)
-    assert errors == "" and found["failed"] == [] and found["fewer"] == 1  # at the server
+    found = in_a_browser(animated / "report.html", script, tmp_path)
+    assert found["fewer"] == 1  # at the server
     assert 0.2 < found["shown"] < 0.5 and found["tapped"].startswith("worker 0 at ")
     assert found["pinched"] == pytest.approx([0, 0], abs=1e-9)
 
 
 @pytest.mark.full
 def test_a_page_shows_a_run_with_crashes():
-    options = ("--workers=3", "--steps=60", "--seeds=1", "--problem=quadratic")
-    further = ("--methods", "downpour", "--policy", "asynchronous", "--deaths", "100")
-    assert study.main(["failures", *options, *further]) == 0
+    options = "--workers=3 --steps=60 --seeds=1 --problem=quadratic --methods downpour "
+    options += "--policy asynchronous --deaths 100"
+    assert study.main(["failures", *options.split()]) == 0
     ((title, _, trace),) = page.shown_runs(Path("results/failures"))
     assert title == "downpour, seed 0" and len(trace.absences)

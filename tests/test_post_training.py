@@ -273,39 +273,6 @@ def copy(symbols):
 """
 
 
-def test_a_small_study(tmp_path, capsys):
-    """Synchronous training has no staleness, and discarding trains on shorter samples."""
-    config = post_training.Config(
-        **SMALL,
-        queues=("pace(0)", "discard(1)"),
-        corrections=("none", "truncated(2)"),
-        split=3,
-        by_length=True,
-        out=tmp_path / "results",
-    )
-    summary = post_training.run(config).summary
-    assert len(summary) == 2 * 2 * 2 * 2
-    queues = pd.read_csv(tmp_path / "results" / "queues.csv").set_index("queue")
-    paced, discarding = queues.loc["pace(0)"], queues.loc["discard(1)"]
-    assert not paced[["staleness_mean", "staleness_max", "samples_lost"]].any()
-    assert discarding["staleness_max"] <= 1 and discarding["lost_share"] > 0.2
-    assert discarding["length_trained"] < 0.95 * discarding["length_started"]
-    rewards = pd.read_csv(tmp_path / "results" / "rewards.csv")
-    synchronous = rewards[rewards["queue"] == "pace(0)"]
-    assert np.ptp(synchronous["reward"]) < 1e-5
-    key = ["queue", "correction"]
-    means = summary.groupby([*key, "learning_rate"])["reward"].mean()
-    best = means.groupby(key).max().to_dict()
-    assert rewards.set_index(key)["reward"].to_dict() == pytest.approx(best)
-    split = pd.read_csv(tmp_path / "results" / "split.csv")
-    assert split["update_time"].is_monotonic_increasing and len(split) == 2 * 2
-    printed = capsys.readouterr().out
-    assert "quickest update: " in printed and "q1 to q4" in printed
-    assert "(half way from the start to the best final reward)" in printed
-    for name in ("rewards", "staleness"):
-        assert (tmp_path / "results" / f"{name}.png").stat().st_size > 10_000
-
-
 def test_clocks_alone_and_a_recording(tmp_path):
     setting = {"slots": 6, "length": "gamma(2, 0.5)", "group": 2, "batch": 4}
     trace = learner(400, "gamma(0.3, 0.2)", queue="pace(2)", **setting)

@@ -1,9 +1,11 @@
 """What docs/trust.md promises: kills, damaged files, full disks and removed folders lose nothing in
-silence.
+silence; a folder is one study's, and its files are whole or not there.
 """
 
 import contextlib
+import errno
 import functools
+import json
 import os
 import random
 import re
@@ -11,10 +13,19 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from asyncsim import Cluster, Gamma, InputError, Trace, simulate
-from asyncsim.base.files import field_values, write_csv, write_json
+from asyncsim.base.files import (
+    field_values,
+    read_table,
+    write_csv,
+    write_json,
+    write_sealed,
+    write_whole,
+)
 from asyncsim.drawing import look
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig
@@ -55,6 +66,10 @@ def files(folder: str) -> dict[str, bytes]:
     )
     contents = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     return {name: content for name, content in contents.items() if not name.startswith("aside/")}
+
+
+def everything() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*"))
 
 
 # Kills
@@ -116,6 +131,10 @@ def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step
     assert number > 20
 
 
+def local():
+    return contextlib.nullcontext(Local())
+
+
 def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_more(capsys):
     stop, concluded = [1], []
 
@@ -124,28 +143,27 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
             raise KeyboardInterrupt
         return {results.SUMMARY: [{"seed": seed, "third": seed / 3}]}
 
-    def run(**options):
-        config = StudyConfig(**(TINY | options))
-        jobs = [measurement(f"seed {seed}", measured, seed) for seed in range(config.seeds)]
-        record = config.record(cells()[0].methods, cells()[0].problem)
-        here = contextlib.nullcontext(Local())
-        run_jobs("toy", config, record, jobs, here, conclude)
-
     def conclude(folder, rows):
         concluded.append(len(rows))
         present(folder, {}, "of the seeds")
 
+    def run(**options):
+        config = StudyConfig(**(TINY | options))
+        jobs = [measurement(f"seed {seed}", measured, seed) for seed in range(config.seeds)]
+        record = config.record(cells()[0].methods, cells()[0].problem)
+        run_jobs("toy", config, record, jobs, local(), conclude)
+
     with pytest.raises(KeyboardInterrupt, match="the finished results are in mine"):
         run(seeds=2, out=Path("mine"))
-    for name in ("report.html", "report.txt"):
-        assert "unfinished: 1 of 2 runs" in Path("mine", name).read_text()
+    page = Path("mine/report.html")
+    assert "unfinished: 1 of 2 runs" in Path("mine/report.txt").read_text()
     # The first line of the page.
-    assert '"verdict": "unfinished: 1 of 2 runs"' in Path("mine/report.html").read_text()
+    assert '"verdict": "unfinished: 1 of 2 runs"' in page.read_text()
     stop.clear()
     run(seeds=3, resume=Path("mine"))
     run(seeds=3, out=Path("whole"))
     assert concluded == [1, 3, 3] and files("mine") == files("whole")
-    assert "unfinished" not in Path("mine/report.html").read_text()
+    assert "unfinished" not in page.read_text()
     assert "unfinished: 1 of 2 runs; tables and figures are of these" in capsys.readouterr().out
 
 
@@ -225,42 +243,119 @@ def test_files_of_the_user_are_moved_aside_and_never_removed(capsys, name, anew,
 
 def test_half_written_files_of_a_killed_process_are_removed_and_no_others():
     study(out="mine")
-    for name in (
-        "runs/.a.0123abcd.partial/run.json",
-        "traces/.b.0123abcd.partial.parquet",
-        "x/.c.00000000.partial/d/e",
-    ):
-        Path("mine", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("mine", name).write_text("half")
-    others = ["aside/notes", ".notes.partial.txt", "runs/.a.partial"]
-    for name in others:
-        Path("mine", name).parent.mkdir(exist_ok=True)
-        Path("mine", name).write_text("mine")
+    partial = [
+        "mine/runs/.a.0123abcd.partial/run.json",
+        "mine/traces/.b.0123abcd.partial.parquet",
+        "mine/x/.c.00000000.partial/d/e",
+    ]
+    others = ["mine/.notes.partial.txt", "mine/aside/notes", "mine/runs/.a.partial"]
+    for name in partial + others:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("mine")
     study(resume=Path("mine"))
-    hidden = [path for path in Path("mine").rglob("*") if "partial" in path.name]
-    assert sorted(map(str, hidden)) == ["mine/.notes.partial.txt", "mine/runs/.a.partial"]
-    assert all(Path("mine", name).read_text() == "mine" for name in others)
+    left = [name for name in everything() if "partial" in name or "aside/" in name]
+    assert left == others and all(Path(name).read_text() == "mine" for name in others)
 
 
 # Folders
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), InputError("bad")])
-def test_without_a_result_only_what_was_written_is_removed(error):
-    trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
+def finish(folder: Path) -> None:
+    write_csv(folder / results.SUMMARY, pd.DataFrame({"a": [1]}))
+
+
+def enter(out: str | None) -> None:
+    with results.new_folder(out, "toy"):
+        pytest.fail("never entered")
+
+
+def test_default_folders_are_numbered_and_those_that_start_together_get_one_each():
+    for expected in ("results/toy", "results/toy-2", "results/toy-3"):
+        with results.new_folder(None, "toy") as folder:
+            assert folder == Path(expected) and folder.is_dir()
+            finish(folder)
+    with results.new_folder(None, "toy") as first, results.new_folder(None, "toy") as second:
+        assert (first, second) == (Path("results/toy-4"), Path("results/toy-5"))
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_given_folder_may_be_new_or_empty(exists):
+    if exists:
+        Path("mine").mkdir()
+    with results.new_folder("mine", "toy") as folder:
+        finish(folder)
+    assert everything() == ["mine", "mine/summary.csv"]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("mine", "^out = 'mine': exists and is not an empty folder; give another"),
+        ("results", "^out = 'results': exists and is not an empty folder; give another"),
+        ("results/inside", "cannot be written: Not a directory; give a folder that can"),
+        (None, "cannot be written: Not a directory; give a folder that can"),
+    ],
+)
+def test_a_place_with_something_in_it_is_left_alone(out, message):
+    Path("mine").mkdir()
+    Path("mine/kept").write_text("kept")
+    Path("results").write_text("kept")
+    with pytest.raises(InputError, match=message):
+        enter(out)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_json(Path("results/one.json"), {})
+    assert everything() == ["mine", "mine/kept", "results"]
+
+
+@pytest.mark.parametrize("error", [InputError("bad"), KeyboardInterrupt()])
+def test_finished_results_are_kept_and_files_of_the_user_in_any_case(error):
+    message = r"the finished results are in mine"
+    with pytest.raises(type(error), match=message), results.new_folder("mine", "toy") as folder:
+        finish(folder)
+        raise error
     with pytest.raises(type(error)), results.new_folder("a/mine", "toy") as folder:
         write_json(folder / "config.json", {})
-        trace.save(folder / "traces" / "x" / "seed0.parquet")
-        Path(folder, "notes.txt").write_text("my own")
-        Path(folder, "traces", "theirs").write_text("my own")
+        simulate(Cluster(2, Gamma(1.0, 0.2)), 6).save(folder / "traces" / "x" / "seed0.parquet")
+        for name in ("notes.txt", "traces/theirs"):
+            Path(folder, name).write_text("my own")
         raise error
-    assert sorted(map(str, Path().rglob("*"))) == [
-        "a",
-        "a/mine",
-        "a/mine/notes.txt",
-        "a/mine/traces",
-        "a/mine/traces/theirs",
-    ]
+    users = ["a", "a/mine", "a/mine/notes.txt", "a/mine/traces", "a/mine/traces/theirs"]
+    assert everything() == [*users, "mine", "mine/summary.csv"]
+
+
+def test_interruptions_of_what_can_be_resumed_say_how():
+    def interrupted(folder, config=None) -> str:
+        with pytest.raises(KeyboardInterrupt) as error, folder as place:
+            if config is not None:
+                write_sealed(place / "config.json", config)
+            finish(place)
+            raise KeyboardInterrupt
+        return str(error.value)
+
+    go_on = "the finished results are in my own; resume with the same options and --resume 'my own'"
+    new = results.new_folder("my own", "toy", resumable=True)
+    assert interrupted(new, {"study": "toy"}) == f"{go_on} instead of --out"
+    assert interrupted(results.old_folder("my own", {"study": "toy"})) == go_on
+    write_sealed(Path("my own/config.json"), {"study": "toy", "command": []})
+    typed = "the finished results are in my own; resume with --resume 'my own'"
+    assert interrupted(results.old_folder("my own", {"study": "toy"})) == typed
+    never = interrupted(results.new_folder("mine", "toy"))
+    assert never == "the finished results are in mine"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
+def test_nobody_else_writes_there_meanwhile():
+    message = "'mine': another process writes there; wait for its end, or give another folder"
+    Path("mine").mkdir()
+    with results.new_folder("mine", "toy") as folder:
+        with pytest.raises(InputError, match=f"^out = {message}$"):
+            enter("mine")
+        write_sealed(folder / results.CONFIG, {"study": "toy"})
+        old = results.old_folder("mine", {"study": "toy"})
+        with pytest.raises(InputError, match=f"^resume = {message}$"), old:
+            pytest.fail("was let in")
+    with results.old_folder("mine", {"study": "toy"}) as again:
+        assert again == folder
 
 
 def test_a_folder_that_was_removed_gets_nothing_more():
@@ -271,7 +366,7 @@ def test_a_folder_that_was_removed_gets_nothing_more():
     config = StudyConfig(**TINY, out=Path("x"))
     jobs = [measurement("seed 0", measured)]
     with pytest.raises(InputError, match="x': was removed while this ran; nothing more is written"):
-        run_jobs("toy", config, {}, jobs, contextlib.nullcontext(Local()), lambda *_: None)
+        run_jobs("toy", config, {}, jobs, local(), lambda *_: None)
     assert not Path("x").exists()
 
 
@@ -292,6 +387,33 @@ def test_a_file_of_the_user_in_the_place_of_a_folder(name):
 
 
 # Disks
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            InputError,
+            "'a/one.json': cannot be written: No space left on device",
+        ),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+)
+def test_an_error_leaves_the_file_as_it_was(error, raised, message, monkeypatch):
+    path = write_json(Path("a/one.json"), {"x": 1})
+
+    def half(partial):
+        partial.write_text("ha")
+        raise error
+
+    with pytest.raises(raised, match=message):
+        write_whole(path, half)
+    assert json.loads(path.read_text()) == {"x": 1} and everything() == ["a", "a/one.json"]
+    monkeypatch.setattr(os, "replace", lambda *_: half(Path("b")))  # at the last moment
+    with pytest.raises(raised):
+        finish(Path("a"))
+    assert everything() == ["a", "a/one.json", "b"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
@@ -334,3 +456,12 @@ def test_what_is_finished_is_on_disk_before_it_is_named(monkeypatch):
     assert {".seed0.partial.parquet", "traces", "mine"} <= set(first)
     after = first[first.index(".downpour-seed0.partial") :]
     assert "run.json" not in after and "runs" in after
+
+
+def test_tables_come_back_as_they_were():
+    numbers = np.random.default_rng(0).normal(size=5_000)
+    numbers[:2] = 0.1 + 0.2, 1e-300
+    table = pd.DataFrame({"method": ["null", "NA"] * 2_500, "loss": numbers})
+    table["norm"] = np.where(numbers > 0, 1, np.nan)
+    written = read_table(write_csv(Path("table.csv"), table))
+    pd.testing.assert_frame_equal(written, table, check_exact=True)

@@ -21,29 +21,28 @@ from asyncsim.study.ranking import (
     verdict,
 )
 
+NAN, INF = np.nan, np.inf
 TIME = Measure("time_to_target")
 LOSS = Measure("train_loss")
 
 
-def summary(
-    times: dict[str, list[float]], rate: float = 0.1, length: float = 100.0
-) -> pd.DataFrame:
+def runs_of(method: str, rate: float, values: list[tuple[float, float]], length=100.0):
+    """Make runs of a rate from their times and losses, seed by seed; a loss of NaN diverged."""
+    runs = pd.DataFrame(values, columns=["time_to_target", "train_loss"])
+    runs["status"] = np.where(runs["train_loss"].isna(), "diverged", "finished")
+    runs["first_touch"] = runs["time_to_target"].clip(upper=5.0)
+    labels = {"method": method, "learning_rate": rate, "simulated_seconds": length}
+    return runs.assign(seed=range(len(runs)), **labels)
+
+
+def summary(times: dict[str, list[float]], rate: float = 0.1, length: float = 100.0):
     """Runs of some methods, by their times to a target; NaN where one diverged."""
-    rows = [
-        {
-            "method": method,
-            "learning_rate": rate,
-            "seed": seed,
-            "status": "diverged" if np.isnan(time) else "finished",
-            "time_to_target": np.inf if np.isnan(time) else time,
-            "first_touch": min(time, 5.0),
-            "train_loss": time / 100 if np.isfinite(time) else np.nan,
-            "simulated_seconds": length,
-        }
-        for method, values in times.items()
-        for seed, time in enumerate(values)
-    ]
-    return pd.DataFrame(rows)
+
+    def ended(time):
+        return (INF, NAN) if np.isnan(time) else (time, min(time, 1e3) / 100)
+
+    rows = [runs_of(method, rate, list(map(ended, row)), length) for method, row in times.items()]
+    return pd.concat(rows, ignore_index=True)
 
 
 def judged(found: pd.DataFrame, measure: Measure = TIME) -> pd.DataFrame:
@@ -52,24 +51,26 @@ def judged(found: pd.DataFrame, measure: Measure = TIME) -> pd.DataFrame:
 
 
 def said(table: pd.DataFrame, measure: Measure = TIME) -> str:
-    return verdict(table, list(table["method"]), measure)
+    names = list(table["method"])
+    long_words = [f"{name} on ring()" for name in names], measure, "method and topology"
+    headline, *_ = verdict(table, *long_words, "a test accuracy of 0.95").split("\n")
+    assert len(headline.split()) <= 15
+    return verdict(table, names, measure)
 
 
 def test_two_methods_are_a_paired_t_interval_of_the_ratio():
     first, second = np.array([10.0, 20.0, 15.0, 12.0]), np.array([13.0, 25.0, 20.0, 15.0])
     table = judged(summary({"slow": list(second), "fast": list(first)}))
     assert list(table["method"]) == ["fast", "slow"]
-    apart = np.log(second / first)
-    half = t.ppf(0.975, 3) * apart.std(ddof=1) / 2
-    row = table.iloc[1]
-    assert (row["low"], row["high"]) == pytest.approx(
-        tuple(np.exp([apart.mean() - half, apart.mean() + half]))
+    logs = np.log(second / first)
+    half = t.ppf(0.975, 3) * logs.std(ddof=1) / 2
+    assert table[["low", "high"]].loc[1].tolist() == pytest.approx(
+        [*np.exp([logs.mean() - half, logs.mean() + half])]
     )
-    assert row["is_apart"]
+    assert table["is_apart"][1]
     assert said(table) == "fast is the fastest method (95% confidence, 4 seeds)"
-    assert table["time_to_target_sd"].tolist() == pytest.approx(
-        [first.std(ddof=1), second.std(ddof=1)]
-    )
+    spreads = [first.std(ddof=1), second.std(ddof=1)]
+    assert table["time_to_target_sd"].tolist() == pytest.approx(spreads)
     assert spread(table, "time_to_target") == ["14.2 \u00b1 4.3", "18.2 \u00b1 5.4"]
 
 
@@ -154,42 +155,46 @@ def test_two_seeds_allow_hardly_any_claim():
 
 
 def test_seeds_that_do_not_reach_it_bound_the_time_from_below():
-    table = judged(
-        summary({"late": [20.0, np.inf, 21.0], "never": [np.inf] * 3, "fast": [10.0, 11.0, 9.0]})
-    )
-    assert list(table["method"]) == ["fast", "late", "never"] and list(table["reached"]) == [
-        3,
-        2,
-        0,
-    ]
+    times = {"late": [20.0, INF, 21.0], "never": [INF] * 3, "fast": [10.0, 11.0, 9.0]}
+    table = judged(summary(times))
+    rows = table[["method", "reached"]].itertuples(index=False, name=None)
+    assert list(rows) == [("fast", 3), ("late", 2), ("never", 0)]
     late, never = table.iloc[1], table.iloc[2]
-    assert (
-        np.isinf(late["time_to_target"])
-        and np.isnan(late["time_to_target_sd"])
-        and late["touched"] == 3
-    )
+    assert np.isinf(late["time_to_target"]) and np.isnan(late["time_to_target_sd"])
+    assert late["touched"] == 3
     assert never["is_apart"] and never["low"] > 5 and np.isinf(never["high"])
     assert spread(table, "time_to_target")[1] == "not reached"
-    assert "not reached" in (
-        text := table_text(ranked_parts(table, ["method"], TIME, ["first_touch"])[0])
-    )
-    assert "vs best" in text and " inf" not in text
+    text = table_text(ranked_parts(table, ["method"], TIME, ["first_touch"])[0])
+    assert "not reached" in text and "vs best" in text and " inf" not in text
 
 
-def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there():
-    assert said(judged(summary({"a": [1.0], "b": [9.0]}))) == "one seed: no order"
+@pytest.mark.parametrize(
+    ("times", "start"),
+    [
+        ({"a": [1.0], "b": [9.0]}, "one seed: no order"),
+        (
+            {"a": [INF] * 3, "b": [INF, INF, 20.0]},
+            "no method reached the target with every seed\ngive more --steps",
+        ),
+        ({"a": [1.0, NAN]}, "no best method: each diverged"),
+        ({"a": [1.0, 2.0]}, "a is the only method"),
+        (
+            {"a": [0.0, 0.0], "b": [0.0, 0.0], "c": [0.0, 9.0]},
+            "no best method: the start meets the target\n",
+        ),
+    ],
+)
+def test_without_an_order_the_verdict_says_why(times, start):
+    assert said(judged(summary(times))).startswith(start)
+
+
+def test_diverged_rows_are_not_compared():
     table = judged(
-        summary({"a": [10.0, 11.0, 10.0], "b": [9.0, np.nan, 9.0], "c": [20.0, 22.0, 20.0]})
+        summary({"a": [10.0, 11.0, 10.0], "b": [9.0, NAN, 9.0], "c": [20.0, 22.0, 20.0]})
     )
-    assert list(table["method"]) == ["a", "c", "b"]
-    assert table["is_apart"].tolist() == [None, True, None]
+    rows = table[["method", "is_apart"]].itertuples(index=False, name=None)
+    assert list(rows) == [("a", None), ("c", True), ("b", None)]
     assert said(table).endswith("\nnot compared: b")
-    never = said(judged(summary({"a": [np.inf] * 3, "b": [np.inf, np.inf, 20.0]})))
-    assert never == "no method reached the target with every seed\ngive more --steps"
-    assert said(judged(summary({"a": [1.0, np.nan]}))).startswith("no best method: each diverged")
-    assert said(judged(summary({"a": [1.0, 2.0]}))) == "a is the only method"
-    start = judged(summary({"a": [0.0, 0.0], "b": [0.0, 0.0], "c": [0.0, 9.0]}))
-    assert said(start).startswith("no best method: the start meets the target\n")
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -232,51 +237,27 @@ def test_the_best_rate_and_the_edge_of_the_rates():
     found = pd.concat(
         [
             summary({"a": [10.0, 11.0], "b": [30.0, 31.0]}, rate=0.1),
-            summary({"a": [9.0, np.inf], "b": [20.0, 21.0]}, rate=0.2),
-            summary({"a": [50.0, 51.0], "b": [np.nan, 1.0]}, rate=0.3),
+            summary({"a": [9.0, INF], "b": [20.0, 21.0]}, rate=0.2),
+            summary({"a": [50.0, 51.0], "b": [NAN, 1.0]}, rate=0.3),
         ]
     )
     every = grid(found, ("method", "learning_rate"), ("train_loss",), TIME)
-    best = every.drop_duplicates("method").set_index("method")["learning_rate"]
-    assert len(every) == 6 and best.to_dict() == {"a": 0.1, "b": 0.2}
     table = every.drop_duplicates("method")
-    assert at_the_edge(table, (0.3, 0.1, 0.2), table["method"]) == (
-        "best at the least rate of --tune, 0.1: a; a rate beyond it may be better"
-    )
-    assert "at the largest rate of --tune, 0.2: b" in at_the_edge(
-        table, (0.2, 0.1), table["method"]
-    )
+    best = table.set_index("method")["learning_rate"]
+    assert len(every) == 6 and best.to_dict() == {"a": 0.1, "b": 0.2}
+
+    def edge(rates, table=table, names=table["method"]):
+        return at_the_edge(table, rates, names)
+
+    least = "best at the least rate of --tune, 0.1: a"
+    assert edge((0.3, 0.1, 0.2)) == f"{least}; a rate beyond it may be better"
+    assert "at the largest rate of --tune, 0.2: b" in edge((0.2, 0.1))
     many = pd.DataFrame({"learning_rate": [0.1] * 7 + [0.2]})
-    assert at_the_edge(many, (0.1, 0.2), list("abcdefgh")) == (
-        "best at the least rate of --tune, 0.1: a, b, c, d, e, f and 1 more; "
-        "at the largest rate of --tune, 0.2: h; a rate beyond it may be better"
+    assert edge((0.1, 0.2), many, list("abcdefgh")) == (
+        f"{least}, b, c, d, e, f and 1 more; at the largest rate of --tune, 0.2: h; a rate beyond "
+        "it may be better"
     )
-    assert (
-        at_the_edge(table, (0.1,), table["method"])
-        == at_the_edge(table, None, table["method"])
-        == ""
-    )
-
-
-def rated(rates: dict[float, list[tuple[float, float]]], method: str = "a") -> pd.DataFrame:
-    """Make runs of some rates from their times and losses, seed by seed; a loss of NaN diverged."""
-    rows = [
-        {
-            "method": method,
-            "learning_rate": rate,
-            "seed": seed,
-            "status": "diverged" if np.isnan(loss) else "finished",
-            "time_to_target": time,
-            "first_touch": time,
-            "train_loss": loss,
-        }
-        for rate, values in rates.items()
-        for seed, (time, loss) in enumerate(values)
-    ]
-    return pd.DataFrame(rows)
-
-
-NAN, INF = np.nan, np.inf
+    assert edge((0.1,)) == edge(None) == ""
 
 
 @pytest.mark.parametrize(
@@ -302,7 +283,7 @@ NAN, INF = np.nan, np.inf
 def test_the_rule_of_the_best_rate(measure, better, worse):
     for rates in ({0.1: better, 0.2: worse}, {0.2: worse, 0.1: better}):
         tie = sorted(map(str, better)) == sorted(map(str, worse))
-        runs = rated(rates)
+        runs = pd.concat(runs_of("a", rate, values) for rate, values in rates.items())
         best = tuned(runs, ["method"], measure)
         assert best["learning_rate"].tolist() == [next(iter(rates)) if tie else 0.1] * 2
         assert best["seed"].tolist() == [0, 1] and set(best) == set(runs)

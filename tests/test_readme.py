@@ -1,10 +1,11 @@
-"""README and docs: their code runs, their commands, links and names exist, and all that there is
-has a row.
+"""README, docs and the notebook: their code runs, their commands, links and names exist, and all
+that there is has a row.
 """
 
 import doctest
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from test_study import python
 
 import asyncsim
 from asyncsim import aggregation, attacks, recorders, study
@@ -185,24 +187,19 @@ def test_the_site_has_every_page_and_name():
 def test_every_column_is_explained():
     """Columns of tables of a run, a trace and a study are named on the page of results."""
     compare = study.load("compare")
-    options = {
-        "methods": ("gem",),
-        "problem": "quadratic",
-        "workers": 2,
-        "steps": 20,
-        "seeds": 1,
-        "diagnose_every": 1,
-    }
-    found = compare.run(compare.Config(**options))
-    run = asyncsim.Run.load(found.folder / found.summary["run_folder"][0])
-    trace = asyncsim.Trace.load(found.folder / found.summary["trace_file"][0])
-    alone = asyncsim.Cluster(4, "constant(1)", policy=asyncsim.neighbours(), topology="ring()")
-    alone = asyncsim.simulate(alone, commits=20, seed=0)
-    failing = asyncsim.Cluster(4, "constant(1)", failures=[asyncsim.failures.loss(0.1, timeout=1)])
-    failing = asyncsim.simulate(failing, commits=20, seed=0)
-    columns = {name for name in found.summary if not name.startswith(("method.", "trace."))}
-    traces = [table for one in (trace, alone, failing) for table in (one.frame, one.summary())]
-    tables = (*traces, run.commits, run.evaluations, run.diagnostics)
+    options = {"methods": ("gem",), "problem": "quadratic", "workers": 2, "steps": 20, "seeds": 1}
+    folder, summary = compare.run(compare.Config(**options, diagnose_every=1))
+    run = asyncsim.Run.load(folder / summary["run_folder"][0])
+    traces = [asyncsim.Trace.load(folder / summary["trace_file"][0])]
+    for further in (
+        {"policy": asyncsim.neighbours(), "topology": "ring()"},
+        {"failures": [asyncsim.failures.loss(0.1, timeout=1)]},
+    ):
+        cluster = asyncsim.Cluster(4, "constant(1)", **further)
+        traces.append(asyncsim.simulate(cluster, commits=20, seed=0))
+    columns = {name for name in summary if not name.startswith(("method.", "trace."))}
+    tables = [table for trace in traces for table in (trace.frame, trace.summary())]
+    tables += [run.commits, run.evaluations, run.diagnostics]
     explained = set(re.findall(r"`(\w+)`", PAGES["results"].read_text()))
     assert columns.union(*tables) - {"learning_rate"} - explained == set()
 
@@ -241,3 +238,32 @@ def reachable(path: str) -> bool:
             parent, _, name = path.rpartition(".")
             return hasattr(pkgutil.resolve_name(parent), name)
     return True
+
+
+NOTEBOOK = study.shipped("studies") / "energy_curves.ipynb"
+
+
+def test_the_notebook_is_valid_and_saved_without_outputs():
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 5
+    assert not any(cell["outputs"] or cell["execution_count"] is not None for cell in code)
+    nbformat = pytest.importorskip("nbformat")
+    nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
+
+
+@pytest.mark.full
+def test_the_cells_of_the_notebook_run():
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    source = "\n".join(code) + "\n"
+    for small in ("WORKERS = 4", "STEPS = 12"):
+        name = small.split()[0]
+        source, count = re.subn(rf"^{name} = \d+", small, source, flags=re.MULTILINE)
+        assert count == 1
+    Path("cells.py").write_text(source)
+    ended = python("-W", "error:::__main__", "cells.py", environment={"MPLBACKEND": "agg"})
+    assert ended.returncode == 0, ended.stderr
+    finished = re.findall(r"^(GEM|DOWNPOUR|exact root) .* finished$", ended.stdout, re.MULTILINE)
+    assert finished == ["GEM", "DOWNPOUR", "exact root"]
+    assert [*map(str, Path().iterdir())] == ["cells.py"]

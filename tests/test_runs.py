@@ -1,5 +1,5 @@
-"""Finished studies that are found again: the index, tags, the commands, and what hostile folders
-cannot do.
+"""Finished studies that are found again: the index, tags, the commands, exported tables and
+citations.
 """
 
 import io
@@ -12,17 +12,20 @@ import sys
 from pathlib import Path
 
 import matplotlib.figure
+import numpy as np
 import pandas as pd
 import pytest
-from test_study import ROOT, TOY
+from test_study import ROOT, TOY, python
 
 import asyncsim
-from asyncsim import InputError, plots, study
+from asyncsim import InputError, Run, plots, study
 from asyncsim.__main__ import main
 from asyncsim.base.console import safe_output
-from asyncsim.base.errors import printable
-from asyncsim.base.files import write_sealed
+from asyncsim.drawing import look
+from asyncsim.methods import METHODS
 from asyncsim.runs import known
+from asyncsim.runs.citations import SOFTWARE, bibtex, references
+from asyncsim.runs.export import tidy
 from asyncsim.study import results
 
 
@@ -53,6 +56,9 @@ def there(two, place):
     return place / "work" / "results"
 
 
+# The index and its tags
+
+
 def test_a_folder_says_when_where_and_how_long(there):
     made = json.loads((there / "compare" / "made.json").read_text())
     assert made["cores"] == os.cpu_count() and made["wall_time"] > 0 and made["device"]
@@ -63,110 +69,137 @@ def test_a_folder_says_when_where_and_how_long(there):
     assert entry.verdict[:90] == report[-1].removeprefix("verdict: ")[:90] != ""
 
 
-def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
-    assert main(["tag", "results/compare", "base", "--note", "two of a kind"]) == 0
-    assert main(["tag", "results/compare", "early", "--run", "gem-seed0", "--commit", "7"]) == 0
-    around = f"../{Path.cwd().name}/results/compare"
-    assert main(["tag", around, "again"]) == 0
-    assert len([entry for entry in known.entries() if entry.study == "compare"]) == 1
-    assert main(["tag", "--remove", "again"]) == 0
+def test_tags_are_found_from_any_folder(there, place, command, monkeypatch):
+    def run(line: str, code=0) -> tuple[str, str]:
+        ended, *texts = command(*line.split())
+        assert ended == code, texts
+        return texts
+
+    command("tag", "results/compare", "base", "--note", "two of a kind")
+    run("tag results/compare early --run gem-seed0 --commit 7")
+    run(f"tag ../{Path.cwd().name}/results/compare again")
+    assert [entry.study for entry in known.entries()].count("compare") == 1
+    run("tag --remove again")
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
-    capsys.readouterr()
-    assert main(["warp", "early"]) == 0
-    output = capsys.readouterr()
-    assert output.out == f"{there / 'compare'}\n" and "runs/gem-seed0, commit 7" in output.err
-    assert main(["runs", "bas"]) == 0
-    assert "base, early" in capsys.readouterr().out
+    out, err = run("warp early")
+    assert out == f"{there / 'compare'}\n" and "runs/gem-seed0, commit 7" in err
+    assert "base, early" in run("runs bas")[0]
     opened = asyncsim.runs.open("early")
-    assert list(opened.place.rows(2)["commit"]) == [5, 6, 7, 8, 9]
+    assert list(opened.place.rows(2)["commit"]) == [5, 6, 7, 8, 9] and opened.place.commit == 7
     assert set(opened.runs) == {"downpour-seed0", "gem-seed0"} and len(opened.traces["seed0"]) == 80
-    assert asyncsim.runs.open("base").note == "two of a kind" and opened.place.commit == 7
+    assert asyncsim.runs.open("base").note == "two of a kind"
     assert list(asyncsim.runs.table()["study"]) == ["staleness", "compare"]
-    assert main(["tag", "--remove", "early"]) == 0
-    assert not (there / "compare" / "tags" / "early.json").exists() and main(["warp", "early"]) == 2
-    assert main(["tag", "--remove", "compare"]) == 2 and "no tag" in capsys.readouterr().err
+    run("tag --remove early")
+    assert not (there / "compare" / "tags" / "early.json").exists()
+    run("warp early", code=2)
+    assert "no tag" in run("tag --remove compare", code=2)[1]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_the_function_of_a_shell_changes_to_the_folder_and_completes(there, place, tmp_path):
+def test_the_function_of_a_shell_changes_to_the_folder_and_completes(there, place):
     known.tag(there / "compare", "base")
-    command = tmp_path / "asyncsim"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m asyncsim "$@"\n')
-    command.chmod(0o755)
+    program = place / "asyncsim"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m asyncsim "$@"\n')
+    program.chmod(0o755)
     script = (
         'eval "$(asyncsim warp --shell bash)"; warp base && pwd; warp nowhere || pwd;'
         " COMP_WORDS=(asyncsim tag b); COMP_CWORD=2; _asyncsim; echo ${COMPREPLY[@]}"
     )
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    root = str(Path(asyncsim.__file__).parent.parent)
-    result = subprocess.run(
-        ["bash", "-c", script],
-        env={**os.environ, "PATH": path, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        cwd=place,
-    )
+    path = f"{place}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    options = {"env": environment, "capture_output": True, "text": True}
+    result = subprocess.run(["bash", "-c", script], cwd=place, **options)
     assert result.stdout.split() == [str(there / "compare")] * 2 + ["base"]
 
 
-@pytest.mark.parametrize("study", ["compare", "of my own"])
-def test_a_page_in_a_folder_is_never_opened(study, there, place, monkeypatch):
-    folder, shown = there / "compare", []
-    (folder / "report.html").write_text("<script>window.evil = 1</script>")
-    config = json.loads((folder / "config.json").read_text()) | {"study": study}
-    (folder / "config.json").write_text(json.dumps(config))
-    before = {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
-    monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or True)
-    assert main(["show", "results/compare"]) == 0 and main(["warp", "compare", "--open"]) == 0
-    page = Path(shown[1].removeprefix("file://"))
-    assert shown[0] == shown[1] and page.is_relative_to(place / "index")
-    text = page.read_text()
-    assert "evil" not in text and "downpour" in text
-    assert before == {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
-    (folder / "report.html").unlink()
-    os.mkfifo(folder / "report.html")
-    assert main(["show"]) == 0 and "<a " not in Path(shown[2].removeprefix("file://")).read_text()
+def test_folders_that_move_are_found_or_reported(there, place, command):
+    known.tag(there / "compare", "moving")
+    (there / "compare").rename(there / "renamed")
+    assert known.find("moving").folder == there / "renamed"
+    (place / "far").mkdir()
+    (there / "renamed").rename(place / "far" / "away")
+    with pytest.raises(InputError, match="no tag and no folder of results"):
+        known.find("moving")
+    assert command("runs", "--root", str(place / "far"))[0] == 0
+    assert known.find("moving").folder == place / "far" / "away"
+    shutil.rmtree(place / "far")
+    code, _, err = command("runs")
+    assert code == 0 and "is gone; was it moved?" in err
+    code, out, _ = command("runs", "--forget")
+    assert code == 0 and "forgot 1 folder" in out
+    assert [entry.study for entry in known.entries()] == ["staleness"]
 
 
-def test_no_text_of_a_stranger_controls_the_terminal(there, capsys):
-    config = json.loads((there / "compare" / "config.json").read_text())
-    evil = {**config, "study": "\x1b[2Jcompare", "\x1b]0;title\x07": 1, "\u202ename": 2}
-    shutil.copytree(there / "compare", there / "evil")
-    commands = (
-        (["figures", "results/evil"], 2),
-        (["study", "compare", *TOY, "--resume", "results/evil"], 2),
-    )
-    write_sealed(there / "evil" / "config.json", evil)
-    config = json.loads((there / "compare" / "config.json").read_text())
-    write_sealed(
-        there / "compare" / "config.json", {**config, "\x1b]0;title\x07": 3, "\u202ename": 4}
-    )
-    for arguments, code in commands:
-        assert main(arguments) == code
-        output = "".join(capsys.readouterr())
-        assert output and all(letter.isprintable() or letter == "\n" for letter in output), output
-    assert str(InputError("\x1b[31mred\n\u202e\udc80")) == "?[31mred\n??"
-    assert printable("seed\u00a00\x1b") == "seed\u00a00?"  # as titles have it
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("tag results/compare a/b", "name = 'a/b': must be of letters"),
+        ("tag results/compare -x", "arguments"),
+        ("tag nowhere x", "no tag and no folder"),
+        ("tag --remove takne", "did you mean 'taken'"),
+        ("tag results/compare x --run gem-sed0", "did you mean 'gem-seed0'"),
+        ("tag results/compare x --run gem-seed0 --commit 80", "has 80 commits"),
+        ("tag results/compare x --commit 3", "of which run"),
+        ("tag results/staleness Taken", "is taken by"),
+        ("warp", "give a name"),
+        ("warp --shell csh", "invalid choice: 'csh'"),
+        ("warp takne", "did you mean 'taken'"),
+        ("runs --root nowhere", "is no folder"),
+        ("wrap taken", "did you mean 'warp'"),
+        ("staleness --workers 3", "'staleness': did you mean 'study staleness'? unknown; choose"),
+        ("figurs x", "did you mean 'figures'?"),
+        ("--version x", "takes no argument 'x'"),
+        ("export results/compare", "following arguments are required: --csv; asyncsim export"),
+        ("export nothing --csv", "no tag and no folder of results"),
+        ("export results/compare --csv --out=results", "out = 'results': exists already; give"),
+        ("export results --csv", "no results of a study (no config.json that names one)"),
+        ("figures nothing", "'nothing': neither a folder of results nor a paper; choose from gem,"),
+        ("figures gam", "'gam': neither a folder of results nor a paper; did you mean 'gem'? choo"),
+        ("figures results/compare --results r", "results = 'r': of a paper only; leave it out"),
+        ("figures results/compare --only x", "only = 'x': unknown; choose from curves"),
+        ("figures results/compare --width 0.2", "width = 0.2: must be from 1 to 20 inches"),
+        ("figures results/compare --width wide", "--width: invalid float value: 'wide'"),
+        ("figures results", "folder = 'results': no results of a study (no config.json that na"),
+        ("figures gem --results results --only 8a", "nothing could be drawn"),
+        ("figures gem --only enrgy", "did you mean 'energy'?"),
+        ("cite gme", "'gme': neither a method nor a folder of results; did you mean 'gem'?"),
+        ("cite .", "folder = '.': holds no results with methods; give a folder of results"),
+    ],
+)
+def test_bad_input(line, message, there, command):
+    known.tag(there / "compare", "taken")
+    before = sorted(there.rglob("*"))
+    code, _, err = command(*line.split())
+    lines = err.splitlines()
+    assert code == 2 and lines[-1].startswith("error: ") and message in lines[-1], err
+    assert sorted(there.rglob("*")) == before and list(Path().iterdir()) == [Path("results")]
 
 
-def test_a_link_in_a_folder_is_named_and_not_called_damage(there, capsys, name="summary.csv"):
-    shutil.copytree(there / "compare", there / "linked")
-    (there / "linked" / name).unlink()
-    (there / "linked" / name).symlink_to(there / "compare" / name)
-    assert main(["figures", "results/linked"]) == 2
-    error = capsys.readouterr().err
-    assert f"{name}': is a link" in error and "damaged" not in error and error.count("\n") == 2
+def test_a_name_of_two_folders_is_refused(there, place, monkeypatch):
+    """The folder below the working folder is preferred, also to one that is known by its name."""
+    known.tag(there / "compare", "one")
+    shutil.copytree(there / "compare", there / "copied")
+    with pytest.raises(InputError, match="2 folders have it"):
+        known.find("one")
+    shutil.rmtree(there / "copied")
+    shutil.copytree(there, place / "elsewhere" / "results")
+    for root in (there, place / "elsewhere"):
+        known.add_root(root)
+    monkeypatch.chdir(place)
+    with pytest.raises(InputError, match="2 folders have it"):
+        known.find("compare")
+    for folder in (there.parent, there):
+        monkeypatch.chdir(folder)
+        assert known.find("compare").folder == there / "compare"
 
 
-def test_damaged_results_end_in_one_line(there, capsys):
-    summary = there / "staleness" / "summary.csv"
-    pd.read_csv(summary).assign(note="x" * 200_000).to_csv(summary, index=False)
-    assert main(["figures", "results/staleness"]) == 0  # the page lacks that table only
-    summary.write_text("method,seed\n")
-    assert main(["figures", "results/staleness"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 2
+def test_a_closed_pipe_ends_a_command_silently(there):
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = python("-m", "asyncsim", "runs", stdout=writer)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_terminal_of_ascii_gets_the_report(monkeypatch):
@@ -178,121 +211,49 @@ def test_a_terminal_of_ascii_gets_the_report(monkeypatch):
     assert terminal.buffer.getvalue() == b"1 +- 2, n^2, ?\n"
 
 
-def test_folders_that_move_are_found_or_said(there, place, capsys):
-    known.tag(there / "compare", "moving")
-    (there / "compare").rename(there / "renamed")
-    assert known.find("moving").folder == there / "renamed"
-    (place / "far").mkdir()
-    (there / "renamed").rename(place / "far" / "away")
-    with pytest.raises(InputError, match="no tag and no folder of results"):
-        known.find("moving")
-    assert main(["runs", "--root", str(place / "far")]) == 0
-    assert known.find("moving").folder == place / "far" / "away"
-    shutil.rmtree(place / "far")
-    assert main(["runs"]) == 0 and "is gone; was it moved?" in capsys.readouterr().err
-    assert main(["runs", "--forget"]) == 0 and "forgot 1 folder" in capsys.readouterr().out
-    assert [one.study for one in known.entries()] == ["staleness"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("tag", "results/compare", "a/b"), "name = 'a/b': must be of letters"),
-        (("tag", "results/compare", "-x"), "arguments"),
-        (("tag", "nowhere", "x"), "no tag and no folder"),
-        (("tag", "--remove", "takne"), "did you mean 'taken'"),
-        (("warp",), "give a name"),
-        (("warp", "--shell", "csh"), "invalid choice: 'csh'"),
-        (("tag", "results/compare", "x", "--run", "gem-sed0"), "did you mean 'gem-seed0'"),
-        (("tag", "results/compare", "x", "--run", "gem-seed0", "--commit", "80"), "has 80 commits"),
-        (("tag", "results/compare", "x", "--commit", "3"), "of which run"),
-        (("tag", "results/staleness", "Taken"), "is taken by"),
-        (("warp", "takne"), "did you mean 'taken'"),
-        (("runs", "--root", "nowhere"), "is no folder"),
-        (("wrap", "taken"), "did you mean 'warp'"),
-    ],
-)
-def test_bad_input(arguments, told, there, capsys):
-    known.tag(there / "compare", "taken")
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and told in error and error.count("\n") == 2
-    assert error.splitlines()[1].startswith("hint: ")
-    assert not (there / "compare" / "tags" / "x.json").exists()
-
-
-def test_a_name_of_two_folders_is_refused(there):
-    known.tag(there / "compare", "one")
-    shutil.copytree(there / "compare", there / "copied")
-    with pytest.raises(InputError, match="2 folders have it"):
-        known.find("one")
-
-
-def test_the_folder_below_the_working_folder_is_preferred(there, place, monkeypatch):
-    shutil.copytree(there, place / "elsewhere" / "results")
-    known.add_root(there)
-    known.add_root(place / "elsewhere")
-    monkeypatch.chdir(place)
-    with pytest.raises(InputError, match="2 folders have it"):
-        known.find("compare")
-    for folder in (there.parent, there):  # also before a folder that is known by its name
-        monkeypatch.chdir(folder)
-        assert known.find("compare").folder == there / "compare"
-
-
-def test_a_closed_pipe_ends_a_command_silently(there, command="runs"):
-    reader, writer = os.pipe()
-    os.close(reader)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-m", "asyncsim", command]
-    ended = subprocess.run(
-        program, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    os.close(writer)
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_hostile_folders_are_read_and_shown_without_harm(place, capsys):
-    for number, text in enumerate(
-        ["{", "[" * 100_000, "7", '{"study": 7}', '{"study": "\\u001b[31mred\\n<b>"}']
-    ):
-        folder = place / "work" / "results" / str(number)
-        (folder / "tags").mkdir(parents=True)
-        (folder / "config.json").write_text(text)
-        (folder / "summary.csv").write_bytes(b'\xff\x00"\n' * 9)
-        (folder / "made.json").write_text('{"date": 3, "id": [1]}')
-        (folder / "tags" / "t.json").write_text(
-            json.dumps({"note": 10**400, "run": 3, "commit": "x", "date": None})
-        )
-        (folder / "tags" / "$(rm).json").write_text("{}")
-        (folder / "made.json").write_text(
-            '{"date": "\\ud800", "id": "\\ud800"}' if number == 4 else "{"
-        )
-    odd = place / "work" / "results" / "\x1b[31mred\udcff"
-    odd.mkdir()
-    (odd / "config.json").write_text('{"study": "odd"}')
-    assert main(["runs"]) == 0
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown and shown.count("results/") == 5 and "?[31mred" in shown
-    with pytest.raises(InputError):
-        asyncsim.runs.open("t")
-
-
-def test_the_runs_of_a_tuned_study_are_found(place, capsys):
+def test_the_runs_of_a_tuned_study_are_found(told, command):
     """They lie below a folder of their rate; the page moves those of each method's best."""
     tuned = (*TOY, "--steps=30", "--workers=4", "--tune", "0.01", "0.2", "--animate")
-    assert study.main(["compare", *tuned, "--methods", "downpour", "gem", "--out=first"]) == 0
-    opened = asyncsim.runs.open("first")
-    assert "learning_rate-0.2/gem-seed0" in opened.runs and len(opened.traces) == 1
-    assert (
-        main(["tag", "first", "place", "--run", "learning_rate-0.2/gem-seed0", "--commit", "3"])
-        == 0
-    )
+    assert told("compare", *tuned, "--methods", "downpour", "gem", "--out=first")[0] == 0
+    opened, name = asyncsim.runs.open("first"), "learning_rate-0.2/gem-seed0"
+    assert name in opened.runs and len(opened.traces) == 1
+    assert command("tag", "first", "place", "--run", name, "--commit", "3")[0] == 0
     assert asyncsim.runs.open("place").place.rows(1)["commit"].tolist() == [2, 3, 4]
-    titles = re.findall(
-        r'"title": "((?:gem|downpour)[^"]*)"', Path("first", "report.html").read_text()
-    )
+    page = Path("first", "report.html").read_text()
+    titles = re.findall(r'"title": "((?:gem|downpour)[^"]*)"', page)
     assert titles and all("rate 0.2" in title for title in titles)
+
+
+def test_an_unfinished_study_says_so_everywhere(there, command):
+    """Also one that was killed, whose list still names the runs that are in its folder."""
+    folder = there / "compare"
+
+    def drawn() -> list[bytes]:
+        assert command("figures", str(folder))[0] == 0
+        names = ("curves.png", "curves.pdf", "report.html")
+        return [(folder / name).read_bytes() for name in names]
+
+    finished, config = drawn(), json.loads((folder / "config.json").read_text())
+    config.pop("sha256")
+    absent = ["runs/gem-seed0", *(f"runs/gem-seed{seed}" for seed in range(1, 107))]
+    results.write_config(folder, config, absent, 108)
+    curves, _, page = drawn()
+    assert "  unfinished: 2 of 108 runs; " in command("runs")[1] and curves != finished[0]
+    for part in ('"title": "compare: quadratic', '"name": "summary.csv', '"name": "comparison.csv'):
+        assert f"{part} (unfinished: 2 of 108 runs)" in page.decode()
+    for incomplete, runs, options, text in (
+        # More runs would have been chosen by these.
+        ([], 108, {"interrupted": True}, "unfinished: 108 of more than 108 runs"),
+        (["../compare", "/"], 1, {}, "unfinished: 2 runs missing"),
+        ([], 108, {}, ""),
+    ):
+        results.write_config(folder, config, incomplete, runs, **options)
+        assert results.unfinished(folder) == text
+    assert drawn() == finished
+    assert not any(word in b"".join(finished[:2]) for word in (b"CreationDate", b"Software"))
+
+
+# Plots
 
 
 def test_only_runs_that_differ_in_the_seed_are_a_line():
@@ -321,69 +282,123 @@ def test_only_runs_that_differ_in_the_seed_are_a_line():
     assert labels == [f"DOWNPOUR (commits={text})" for text in ("8", "12", "8, run=2")]
 
 
-def test_an_unfinished_study_says_so_everywhere(there, capsys):
-    """Also one that was killed, whose list still names the runs that are in its folder."""
-    folder = there / "compare"
-    assert main(["figures", str(folder)]) == 0
-    finished = {name: (folder / name).read_bytes() for name in ("curves.png", "report.html")}
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("sha256")
-    absent = [
-        "runs/gem-seed0",
-        *(f"runs/gem-seed{seed}" for seed in range(1, 107)),
-        "../compare",
-        "/",
-    ]
-    results.write_config(folder, config, absent[:-2], 108)
-    assert main(["figures", str(folder)]) == 0 and main(["runs"]) == 0
-    assert "  unfinished: 2 of 108 runs; " in capsys.readouterr().out
-    page = (folder / "report.html").read_text()
-    for place in (
-        '"title": "compare: quadratic (',
-        '"name": "summary.csv (',
-        '"name": "comparison.csv (',
-    ):
-        assert f"{place}unfinished: 2 of 108 runs)" in page
-    assert (folder / "curves.png").read_bytes() != finished["curves.png"]
-    results.write_config(
-        folder, config, [], 108, interrupted=True
-    )  # more runs would have been chosen by these
-    assert results.unfinished(folder) == "unfinished: 108 of more than 108 runs"
-    results.write_config(folder, config, absent[-2:], 1)
-    assert results.unfinished(folder) == "unfinished: 2 runs missing"
-    results.write_config(folder, config, [], 108)
-    assert results.unfinished(folder) == "" and main(["figures", str(folder)]) == 0
-    assert {name: (folder / name).read_bytes() for name in finished} == finished
-
-
 def test_runs_and_traces_are_plotted(there):
     opened = asyncsim.runs.open("compare")
     runs = list(opened.runs.values())
-    figure = plots.compare(runs)
+    figure = plots.compare(runs, width=5)
     (axes,) = figure.axes
     assert axes.get_xlabel() == "simulated time (s)" and axes.get_ylabel() == "training loss"
-    assert len(axes.get_lines()) == 2
+    assert len(axes.get_lines()) == 2 and figure.get_figwidth() == 5
+    assert plots.compare(runs).get_figwidth() == look.SINGLE
     assert isinstance(runs[0].plot(against="step"), matplotlib.figure.Figure)
     assert len(opened.traces["seed0"].plot().axes) == 2
-    for wrong, told in (
+    for options, message in (
         ({"labels": ["a"]}, "labels: 1"),
         ({"measure": "loss"}, "measure"),
         ({"against": "x"}, "aga"),
+        ({"width": 0.5}, "width = 0.5: must be from 1 to 20 inches"),
+        ({"width": -1}, "width = -1: must be above zero"),
     ):
-        with pytest.raises(InputError, match=told):
-            plots.compare(runs, **wrong)
+        with pytest.raises(InputError, match=message):
+            plots.compare(runs, **options)
 
 
-@pytest.mark.full
-def test_several_processes_tag_at_once(there):
-    """Nothing is lost."""
-    wanted = [("tag", f"results/{name}", f"{name}-tag") for name in ("compare", "staleness")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    started = [
-        subprocess.Popen([sys.executable, "-m", "asyncsim", *one], **options) for one in wanted
-    ]
-    assert [process.wait() for process in started] == [0, 0]
-    assert {tag.name for one in known.entries() for tag in one.tags} == {
-        name for _, _, name in wanted
-    }
+# Exported tables
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Export a small study."""
+    folder = tmp_path_factory.mktemp("study")
+    methods = ("gem(kappa=[1, 2], momentum=0.5)", "downpour")
+    options = (*TOY, "--workers=3", "--steps=4", "--seeds=2", "--out=mine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("asyncsim.drawing.look._rendered", lambda figure, kind: b".")
+        assert study.main(["staleness", *options, "--methods", *methods]) == 0
+        assert main(["export", "mine", "--csv", "--out=out"]) == 0
+    return folder
+
+
+def test_tables_are_the_runs(exported):
+    summary, commits, evaluations = (
+        pd.read_csv(exported / "out" / f"{name}.csv")
+        for name in ("summary", "commits", "evaluations")
+    )
+    assert summary["run"].tolist() == list(range(6)) and "method_kappa" in summary
+    original = pd.read_csv(exported / "mine" / "summary.csv")
+    assert summary["trace_throughput"].tolist() == original["trace.throughput"].tolist()
+    for number, row in original.iterrows():
+        run = Run.load(exported / "mine" / row["run_folder"])
+        rows = commits[commits["run"] == number]
+        np.testing.assert_allclose(rows["loss"], run.commits["loss"], rtol=1e-6)
+        assert set(rows["seed"]) == {row["seed"]}
+        times = evaluations.loc[evaluations["run"] == number, "commit_time"]
+        np.testing.assert_array_equal(times, run.evaluations["commit_time"])
+
+
+def test_no_cell_needs_a_quote(exported):
+    for path in (exported / "out").iterdir():
+        lines = path.read_text().splitlines()
+        assert '"' not in "".join(lines) and len({line.count(",") for line in lines}) == 1
+        assert lines[0].replace(",", "").replace("_", "").isalnum()
+    table = tidy(pd.DataFrame({"a.b c": ["x, 5%", None], "n": [1.5, np.nan], "b": [True, False]}))
+    assert table.to_csv(index=False) == "a_b_c,n,b\nx; 5 per cent ,1.5,1\n,nan,0\n"
+
+
+# Citations
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_has_the_papers_of_its_docstring(method):
+    entries = references()[method]
+    sources = " ".join(METHODS[method].__doc__.partition("References")[2].split())
+    assert entries or "no paper" in METHODS[method].__doc__
+    for key, entry in entries.items():
+        assert entry.count("{") == entry.count("}")
+        year = re.search(r"year = \{(\d{4})\}", entry)[1]
+        author = re.search(r"author = \{\{?([^{}]*?)(?:,| and|\}|$)", entry)[1]
+        assert key.startswith(re.sub(r"\W", "", author.lower()) + year) and author in sources
+        assert re.search(r"title = \{\{.{5,}\}\}", entry) and year in sources
+    numbers = set(re.findall(r"eprint = {(.*)}", "".join(entries.values())))
+    assert numbers == set(re.findall(r"arXiv (\d{4}\.\d{4,5})", sources))
+
+
+def test_the_entries_of_methods(command):
+    code, out, _ = command("cite", "gem", "lgd", "gem")
+    assert code == 0
+    assert (
+        out
+        == f"""% gem: hermans2018gradient
+% lgd: teng2019leader
+
+{SOFTWARE}
+
+@misc{{hermans2018gradient,
+  title = {{{{Gradient energy matching for distributed asynchronous gradient descent}}}},
+  author = {{Hermans, Joeri R. and Louppe, Gilles}},
+  year = {{2018}},
+  eprint = {{1805.08469}},
+  archivePrefix = {{arXiv}},
+}}
+
+@inproceedings{{teng2019leader,
+  title = {{{{Leader stochastic gradient descent for distributed training of deep learning \
+models}}}},
+  author = {{Teng, Yunfei and Gao, Wenbo and Chalus, Fran{{\\c{{c}}}}ois and Choromanska, Anna and \
+Goldfarb, Donald and Weller, Adrian}},
+  booktitle = {{Advances in Neural Information Processing Systems}},
+  year = {{2019}},
+  eprint = {{1905.10395}},
+  archivePrefix = {{arXiv}},
+}}
+"""
+    )
+
+
+def test_the_entries_of_a_folder_of_results(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"methods": ["gem(kappa=2)", "mine\n@evil"]}))
+    text = bibtex([str(tmp_path)])
+    assert "hermans2018gradient,\n" in text and "% mine?@evil: no paper is known" in text
+    assert bibtex([]) == SOFTWARE and f"version = {{{asyncsim.__version__}}}" in SOFTWARE
+    assert SOFTWARE in (ROOT / "README.md").read_text()

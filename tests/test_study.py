@@ -1,5 +1,5 @@
-"""The command line and the study, end to end: lists, help, bad input, notes, interruptions, bytes,
-and the wheel.
+"""The command line and the study, end to end: lists, help, notes, records, interruptions, and the
+wheel.
 """
 
 import dataclasses
@@ -16,13 +16,11 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from test_gem_studies import stop_at
 
 from asyncsim import (
     Cluster,
     InputError,
     Run,
-    Trace,
     methods,
     problems,
     recorders,
@@ -34,11 +32,10 @@ from asyncsim.base.calls import name_of
 from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
-from asyncsim.study import cell
-from asyncsim.study.finished import TheoryValue, figures, read, with_theory
+from asyncsim.study.finished import TheoryValue, with_theory
 from asyncsim.study.help import texts_of
 from asyncsim.study.outcome import outcome, own_measures
-from asyncsim.study.sweep import ComparisonConfig, sweep
+from asyncsim.study.sweep import sweep
 
 ROOT = study.shipped("studies").parent
 HEAVY = ("jax", "jaxlib", "matplotlib", "optax", "pandas", "pyarrow", "scipy", "simpy", "sklearn")
@@ -52,19 +49,11 @@ SHIPPED = sorted(path.stem for path in (ROOT / "studies").glob("[!_]*.py"))
 
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"} | options.pop(
-        "environment", {}
-    )
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, **options
-    )
-
-
-def own_study(name: str, text: str) -> Path:
-    path = Path("studies", f"{name}.py")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    return path
+    """Run Python on the project's code."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    environment |= options.pop("environment", {})
+    usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.run([sys.executable, *arguments], env=environment, **usual | options)
 
 
 # The list and the help
@@ -72,28 +61,19 @@ def own_study(name: str, text: str) -> Path:
 
 def test_list_has_a_line_for_each_study(told):
     code, out, err = told()
-    assert (code, err) == (0, [])
+    assert (code, err) == (0, []) and max(map(len, out)) <= 120
     _, of_clusters, of_papers = (part.splitlines() for part in "\n".join(out).split("studies of "))
-    lines = [line.split(maxsplit=1) for line in (*of_clusters[1:], *of_papers[1:]) if line]
-    assert all(text.endswith(".") for _, text in lines)
-    assert all(len(line) <= 120 for line in out)
-    names = {name for name, _ in lines}
-    assert {"compare", "plan", "staleness"} <= names and "stability" not in names
-    assert {"gem", "windows"} <= {line.split()[0] for line in of_papers[1:] if line}
+    clusters, papers = (
+        dict(line.split(maxsplit=1) for line in part[1:] if line)
+        for part in (of_clusters, of_papers)
+    )
+    assert all(text.endswith(".") for text in (*clusters.values(), *papers.values()))
+    names = {*clusters, *papers}
+    assert {"compare", "plan", "staleness"} <= set(clusters) and "stability" not in names
+    assert {"gem", "windows"} <= set(papers)
     code, members, _ = told("gem")
     listed = {line.split()[0] for line in members[2:]}
     assert code == 0 and names - {"gem"} | listed == set(SHIPPED)
-
-
-def test_list_from_a_clone_has_nothing_twice(told, monkeypatch):
-    """Also from a clone beside the installed package, as after ``pip install .``."""
-    before = told()
-    own_study("staleness", OWN)
-    Path("asyncsim").mkdir()
-    Path("asyncsim", "__init__.py").touch()
-    assert told() == before
-    monkeypatch.chdir(ROOT)
-    assert told() == before
 
 
 def test_help_and_bad_options_import_nothing_heavy_and_help_names_every_choice():
@@ -172,14 +152,6 @@ def test_methods_with_spaces_or_commas_or_one_name_from_python():
     assert [method.name for method in Config(methods="gem").make_methods()] == ["gem"]
 
 
-def test_an_attack_is_printed_and_in_the_title(told):
-    code, out, _ = told("staleness", *TOY, "--attack=sign_flip(1)")
-    assert code == 0 and "attack sign_flip(1)" in out[0]
-    curves = figures("comparison").curves(read(Path("results", "staleness"), "staleness"))
-    title = curves.get_suptitle()
-    assert "attack sign_flip(1)" in title.replace("\n", " ")
-
-
 def test_device_that_is_not_there(told, tmp_path, monkeypatch):
     def none(kind):
         raise RuntimeError(f"Unknown backend: {kind!r}")
@@ -191,269 +163,33 @@ def test_device_that_is_not_there(told, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-MINE = """
-from asyncsim.methods import Method, declared, gradient_steps
-
-@declared
-def damped(learning_rate=0.01, patience=10):
-    return Method(gradient_steps(learning_rate))
-
-@declared
-def stepping(steps=3):
-    return Method(gradient_steps(0.1))
-
-def needs(patience):
-    return damped(patience=patience)
-
-def other():
-    return 3
-
-def fails():
-    raise RuntimeError("no luck")
-
-made = damped()
-"""
-
-
-def test_a_method_of_an_own_file(capsys):
-    Path("mine.py").write_text(MINE)
-    (method,) = Config(methods="mine.py:damped").make_methods()
-    assert method.hyperparameters == {"learning_rate": 0.01, "patience": 10}
-    assert (
-        capsys.readouterr().err
-        == "note: mine.py:damped keeps its own learning_rate = 0.01 (the study's: 0.05)\n"
-    )
-    (method,) = Config(methods="mine.py:damped").make_methods(swept={"learning_rate"})
-    assert method.hyperparameters["learning_rate"] == 0.05
-    # Only options that methods are made from.
-    (method,) = Config(methods="mine.py:stepping", steps=7).make_methods()
-    assert method.hyperparameters == {"steps": 3}
-    capsys.readouterr()
-    method, _ = Config(methods=("mine.py:damped", "gem"), learning_rate=0.1).make_methods()
-    assert method.hyperparameters == {"learning_rate": 0.1, "patience": 10}
-    (method,) = Config(methods="mine.py:damped(patience=3)", learning_rate=0.1).make_methods()
-    assert method.hyperparameters == {"learning_rate": 0.1, "patience": 3}
-    (method,) = Config(methods="mine.py:stepping(7)").make_methods()
-    assert method.hyperparameters["steps"] == 7 and capsys.readouterr().err == ""
-
-
 def test_entries_with_arguments_and_sweeps(capsys):
     def made(*entries, **options):
-        return {
-            one.name: one.hyperparameters
-            for one in Config(methods=entries, **options).make_methods()
-        }
+        every = Config(methods=entries, **options).make_methods()
+        return {method.name: method.hyperparameters for method in every}
 
     assert list(made("gem(kappa=2)")) == ["gem"]
-    found = made("gem", "gem(kappa=[1, 2.5], momentum=0.5)", "downpour", learning_rate=0.1)
-    assert list(found) == [
-        "gem",
-        "gem(kappa=1,momentum=0.5)",
-        "gem(kappa=2.5,momentum=0.5)",
-        "downpour",
+    entries = made("gem", "gem(kappa=[1, 2.5], momentum=0.5)", "downpour", learning_rate=0.1)
+    assert [(name, entry.get("kappa")) for name, entry in entries.items()] == [
+        ("gem", 1.0),
+        ("gem(kappa=1,momentum=0.5)", 1),
+        ("gem(kappa=2.5,momentum=0.5)", 2.5),
+        ("downpour", None),
     ]
-    assert [one.get("kappa") for one in found.values()] == [1.0, 1, 2.5, None]
-    assert [one["learning_rate"] for one in found.values()] == [0.1] * 4
+    assert [entry["learning_rate"] for entry in entries.values()] == [0.1] * 4
     # What all entries share sets none apart.
-    assert list(made("gem(kappa=[1, 2], momentum=0.5, variant=paper)")) == [
-        "gem(kappa=1)",
-        "gem(kappa=2)",
-    ]
-    found = made(
-        "downpour(optimizer=adam, learning_rate=0.002)", "easgd(policy=barrier(3))", optimizer="sgd"
-    )
-    assert (
-        found["downpour"] == {"learning_rate": 0.002, "optimizer": "adam"}
-        and found["easgd"]["optimizer"] == "sgd"
-    )
+    shared = made("gem(kappa=[1, 2], momentum=0.5, variant=paper)")
+    assert list(shared) == ["gem(kappa=1)", "gem(kappa=2)"]
+    adam = "downpour(optimizer=adam, learning_rate=0.002)"
+    entries = made(adam, "easgd(policy=barrier(3))", optimizer="sgd")
+    assert entries["downpour"] == {"learning_rate": 0.002, "optimizer": "adam"}
+    assert entries["easgd"]["optimizer"] == "sgd"
     with pytest.raises(InputError, match="the same name twice"):
         made("gem(kappa=1)", "gem(kappa=1)")
-    (method,) = Config(methods=("gem(0.2)",)).make_methods()
-    assert method.hyperparameters["learning_rate"] == 0.2
+    assert made("gem(0.2)")["gem"]["learning_rate"] == 0.2
     problem = Config(problem="quadratic(curvature=[2, 1], noise=0.5)").make_problem()
     assert (problem.config["curvature"], problem.config["noise"]) == ([2, 1], 0.5)
     assert capsys.readouterr().err == ""
-
-
-def test_cells_share_only_what_is_the_same():
-    one, other = (problems.quadratic([1.0], start=start) for start in (1.0, 2.0))
-    config = ComparisonConfig(methods=("downpour",), workers=(2,), seeds=1, steps=2)
-    grid = [{"workers": n, "problem": problem} for n, problem in ((2, one), (3, other), (4, one))]
-    assert [cell.problem for cell in sweep(config, grid)] == [one, other, one]
-    with pytest.raises(
-        InputError, match=r"grid: two of its cells are called .workers-2_problem-Problem"
-    ):
-        sweep(config, [{"workers": 2, "problem": problem} for problem in (one, other)])
-
-
-def test_long_values_are_cut_in_the_names_of_folders():
-    config = ComparisonConfig(
-        methods=("downpour",), workers=(2,), problem="quadratic", seeds=1, steps=2
-    )
-    laws = [f"empirical([{', '.join(['1.25'] * 60 + [last])}])" for last in ("1", "2")]
-    names = [cell.name for cell in sweep(config, [{"workers": 2, "compute": law} for law in laws])]
-    assert len(set(names)) == 2 and all(len(name) < 120 for name in names)
-
-
-def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
-    Path("mine.py").write_text(MINE)
-    config = ComparisonConfig(
-        methods=("mine.py:damped",), workers=(2, 3), problem="quadratic", seeds=1, steps=2
-    )
-    cells = sweep(
-        config, [{"learning_rate": rate, "workers": n} for rate in (0.05, 0.2) for n in (2, 3)]
-    )
-    assert [cell.methods[0].hyperparameters["learning_rate"] for cell in cells] == [
-        0.05,
-        0.05,
-        0.2,
-        0.2,
-    ]
-    assert not capsys.readouterr().err
-    cells = sweep(config, [{"workers": n} for n in (2, 3)])
-    assert {cell.methods[0].hyperparameters["learning_rate"] for cell in cells} == {0.01}
-    assert capsys.readouterr().err.count("keeps its own learning_rate = 0.01") == 1
-
-
-MOONS = """
-import functools
-
-import jax.numpy as jnp
-import numpy as np
-from asyncsim.problems import custom
-
-def moons(batch_size=8, noise=0.2, workers=1):
-    x = np.random.default_rng(workers).normal(size=(40, 2))
-
-    def loss(params, batch, key):
-        return jnp.mean((batch["x"] @ params - batch["y"]) ** 2)
-
-    data = {"x": x, "y": x[:, 0]}
-    name = f"moons of {workers}"
-    config = {"noise": noise}
-    return custom(lambda key: jnp.zeros(2), loss, data, data, batch_size, name=name, config=config)
-
-def none():
-    return None
-
-def fails():
-    return custom(1, 2)
-
-def exits():
-    raise SystemExit(5)
-
-def fixed():
-    return moons()
-
-def nan():
-    return custom(lambda key: jnp.zeros(2), lambda params, batch, key: jnp.nan * params.sum())
-
-def undefined():
-    def loss(params, batch, key):
-        return jnp.mean((params - 1) ** 2)
-
-    def evaluate(params, data):
-        return {"loss": loss(params, data, None), "share": jnp.where(params[0] > 0, jnp.nan, 0.0)}
-
-    return custom(lambda key: jnp.zeros(2), loss, evaluate=evaluate)
-
-partial = functools.partial(undefined)
-three = 3
-"""
-
-
-def test_a_problem_of_an_own_file(capsys):
-    Path("mine.py").write_text(MOONS)
-    problem = Config(problem="mine.py:moons").make_problem()
-    assert (problem.batch_size, problem.config["noise"], problem.name) == (8, 0.2, "moons of 100")
-    assert capsys.readouterr().err == ""
-    for name in ("undefined", "partial"):  # which say no name themselves
-        assert Config(problem=f"mine.py:{name}").make_problem().name == name
-    problem = Config(problem="mine.py:moons(noise=0.3)", batch_size=4).make_problem()
-    assert (problem.batch_size, problem.config["noise"]) == (4, 0.3)
-    assert capsys.readouterr().err == ""
-    grid = [{"workers": 2}, {"workers": 3, "problem": "mine.py:moons(noise=0.1)"}]
-    cells = sweep(ComparisonConfig(problem="mine.py:moons", methods=("downpour",)), grid)
-    assert [cell.problem.name for cell in cells] == ["moons of 2", "moons of 3"]
-    assert [cell.problem.config["noise"] for cell in cells] == [0.2, 0.1]
-
-
-@pytest.mark.parametrize(
-    ("option", "entry", "message"),
-    [
-        (
-            "methods",
-            "mine.py",
-            "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION",
-        ),
-        ("methods", "mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for one of your own"),
-        (
-            "methods",
-            "mine.py:dampd",
-            "mine.py has no function dampd; did you mean 'damped'? choose from damped",
-        ),
-        ("methods", "mine.py:made", "made is a Method, must be a function that returns a Method"),
-        ("methods", "mine.py:needs", "patience missing; write needs(patience)"),
-        ("methods", "mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
-        (
-            "methods",
-            "broken.py:damped",
-            "cannot be imported: line 1: ZeroDivisionError: division by zero",
-        ),
-        ("problem", "moons.py:moon", "problem = 'moons.py:moon': moons.py has no function moon"),
-        (
-            "problem",
-            "moons.py:none",
-            "returned None; must return a Problem, as problems.custom() does",
-        ),
-        ("problem", "moons.py:fails", "init = 1: must be a function"),
-        (
-            "problem",
-            "moons.py:exits",
-            "problem = 'moons.py:exits': cannot be made: line 26: SystemExit: 5",
-        ),
-        ("problem", "yours.py:moons", "problem = 'yours.py:moons': there is no file yours.py"),
-    ],
-)
-def test_an_own_file_without_a_method_or_a_problem(option, entry, message):
-    for name, text in (("mine", MINE), ("moons", MOONS), ("broken", "1 / 0\n")):
-        Path(f"{name}.py").write_text(text)
-    config = Config(**{option: entry})
-    with pytest.raises(InputError, match=re.escape(message)):
-        config.make_methods() if option == "methods" else config.make_problem()
-
-
-@pytest.mark.parametrize(
-    ("name", "problem", "message"),
-    [
-        (
-            "speedup",
-            "fixed",
-            "problem = 'moons of 1': has minibatches of 8, but this study derives their size from",
-        ),
-        (
-            "staleness",
-            "nan",
-            "problem: its train loss is nan at the initial parameters, before any commit",
-        ),
-    ],
-)
-def test_own_problems_that_a_study_cannot_take(told, name, problem, message):
-    Path("mine.py").write_text(MOONS)
-    code, _, err = told(name, *TOY, f"--problem=mine.py:{problem}")
-    assert code == 2 and message in "\n".join(err)
-
-
-def test_what_lies_beside_an_own_file_can_be_imported(tmp_path, monkeypatch):
-    folder = tmp_path / "beside"
-    folder.mkdir()
-    (folder / "helping_moons.py").write_text(MOONS)
-    (folder / "main_moons.py").write_text("from helping_moons import moons\n")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert Config(problem=f"{folder / 'main_moons.py'}:moons").make_problem().batch_size == 8
-
-
-# What is said aloud
 
 
 @pytest.mark.parametrize(
@@ -472,132 +208,39 @@ def test_what_lies_beside_an_own_file_can_be_imported(tmp_path, monkeypatch):
         ),
         (
             {"workers": 2, "compute": "[constant(1)]*2"},
-            [
-                "compute: one law per worker was given and all 2 are constant(value=1), which "
-                "changes nothing; "
-            ],
+            ["compute: one law per worker was given and all 2 are constant(value=1), which"],
         ),
     ],
 )
-def test_options_that_change_nothing_are_said_aloud_once(capsys, options, notes):
+def test_options_that_change_nothing_are_noted_once(capsys, options, notes):
     config = Config(**options)
     config.check()
     sweep(config, [{}])
-    output = capsys.readouterr()
-    lines = output.err.splitlines()
-    assert output.out == "" and len(lines) == len(notes)
-    assert all(line.startswith(f"note: {note}") for line, note in zip(lines, notes, strict=True))
+    out, err = capsys.readouterr()
+    lines = [
+        line[: len(f"note: {note}")] for line, note in zip(err.splitlines(), notes, strict=True)
+    ]
+    assert out == "" and lines == [f"note: {note}" for note in notes]
 
 
-# A user's own studies
+def test_options_are_chosen_where_they_are_given(capsys):
+    """Also at their defaults, on the command line; in Python where they have another value."""
 
-OWN = '''"""Say hello.
+    def changed(config):
+        return {name for name in vars(config) if config.changed(name)}
 
-More.
-"""
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Config:
-    """Options."""
-
-    times: int = 1
-    """How often."""
-
-def run(config):
-    print("hello" * config.times)
-'''
-
-
-def test_own_study_is_listed_and_run_beside_the_shipped(told):
-    own_study("mine", OWN)
-    own_study("_helper", "raise ValueError")
-    _, out, err = told()
-    assert ["mine", "Say hello."] in [line.split(maxsplit=1) for line in out] and err == []
-    assert told("mine", "--times", "2") == (0, ["hellohello"], [])
-    own_study("needs", OWN.replace("times: int = 1", "times: int"))
-    assert told("needs", "--times", "2") == (0, ["hellohello"], [])
-    code, _, err = told("needs")
-    assert code == 2 and any("--times" in line for line in err)
-
-
-def test_own_study_of_another_folder_is_another_study(told, monkeypatch):
-    for word in ("here", "there"):
-        folder = Path(word).absolute()
-        folder.mkdir()
-        monkeypatch.chdir(folder)
-        own_study("mine", OWN.replace("hello", word))
-        assert told("mine") == (0, [word], [])
-        monkeypatch.chdir(folder.parent)
-
-
-def test_own_study_never_takes_the_place_of_a_shipped_one(told):
-    path = own_study("staleness", OWN).absolute()
-    note = f"note: {path} is not used: a shipped study is called staleness; rename yours"
-    code, out, err = told()
-    assert (code, err) == (0, [note])
-    assert sum("staleness" in line.split()[:1] for line in out) == 1 and not any(
-        "hello" in line for line in out
-    )
-    assert study.load("staleness").__file__ == str(study.shipped("studies") / "staleness.py")
-    code, _, err = told("staleness", "--workers", "0")
-    hint = "asyncsim study staleness --help explains the options"
-    assert (code, err) == (2, [note, f"error: workers = 0: must be at least 1; {hint}"])
-
-
-@pytest.mark.parametrize(
-    ("text", "listed", "error"),
-    [
-        ('"""Text."""\nimport (\n', "(cannot be read: line 2: ", "cannot be imported: line 2: "),
-        ("\0", "(cannot be read: ", "cannot be imported: "),
-        (
-            '"""Text."""\nimport no_such_module\n',
-            "Text.",
-            "cannot be imported: line 2: ModuleNotFoundError: No module",
-        ),
-        ('"""Text."""\n\nexit(3)\n', "Text.", "cannot be imported: line 3: SystemExit: 3"),
-        (
-            "x = 1\n",
-            "(no docstring)",
-            "has no Config and no run; a study is a dataclass Config and a function run",
-        ),
-        ("class Config: pass\n", "(no docstring)", "has no run; a study is"),
-    ],
-)
-def test_broken_own_study_does_not_break_the_others(told, text, listed, error):
-    own_study("broken", text)
-    code, out, err = told()
-    assert (code, err) == (0, [])
-    assert any(re.match(rf"  broken +{re.escape(listed)}", line) for line in out)
-    assert any(line.startswith("  staleness ") for line in out)
-    code, out, err = told("broken")
-    assert (code, out, len(err)) == (2, [], 1)
-    assert err[0].startswith("error: study = 'broken': ") and error in err[0]
+    options = "--momentum=0.9 --protocol read_then_write --batch-size 16"
+    _, typed = study.configure("staleness", options.split())
+    assert changed(typed) == {"momentum", "protocol", "batch_size"}
+    assert changed(dataclasses.replace(typed)) == {"protocol", "batch_size"}
+    _, scaled = study.configure("windows", ["--scale", "paper"])
+    assert changed(scaled) & {"network", "learning_rate", "scale"} == {"scale"}
+    _, ignored = study.configure("staleness", ["--problem", "quadratic", "--batch-size", "None"])
+    ignored.make_problem()
+    assert "note: --batch-size changes nothing for quadratic\n" in capsys.readouterr().err
 
 
 # Running
-
-
-def test_study_says_and_writes_what_can_be_read(told, quick_figures):
-    code, out, err = told("staleness", "--workers=2", "--steps=20", "--seeds=1")
-    assert code == 0, err
-    words = (*Config().methods, "staleness, mean", "test accuracy", "diverged")
-    assert [word for word in words if word not in "\n".join(out)] == []
-    assert len(err) == 3 * 4 and "] adaptive_staleness, seed 0: loss" in "\n".join(err)
-    folder = Path("results", "staleness")
-    named = out[-2].partition("wrote results/staleness: ")[2].split(", ")
-    assert sorted(named) == sorted(path.name for path in folder.iterdir())
-    config = json.loads((folder / "config.json").read_text())
-    assert (config["study"], config["workers"], config["problem"]) == ("staleness", 2, "digits")
-    summary = pd.read_csv(folder / "summary.csv")
-    assert list(summary["method"]) == list(Config().methods) and set(summary["status"]) == {
-        "finished"
-    }
-    for row in summary.itertuples():
-        trace, run = Trace.load(folder / row.trace_file), Run.load(folder / row.run_folder)
-        assert len(trace) == len(run.commits) == 40
-        assert row.test_accuracy == run.evaluations["test_accuracy"].iloc[-1]
-    assert not [path for path in folder.rglob(".*")]
 
 
 @pytest.mark.full
@@ -611,44 +254,39 @@ def test_double_precision_on_a_chosen_device(told, quick_figures):
 
 
 @pytest.mark.full
-def test_study_from_python(tmp_path, capsys, quick_figures):
+def test_a_study_from_python_is_recorded(capsys, quick_figures):
     staleness = study.load("staleness")
-    own = methods.downpour(learning_rate=0.02)._replace(name="mine")
     config = staleness.Config(
         workers=np.int64(3),
         steps=4,
         seeds=2,
         compute=[Gamma(mean=1, cv=0.2), "exponential(1)", 2.0],
-        service=0.01,
-        methods=(own, "downpour"),
+        methods=(methods.downpour(learning_rate=0.02)._replace(name="mine"), "downpour"),
         tune=None,
         problem=problems.quadratic([1.0, 0.1]),
         batch_size=8,
-        out=tmp_path / "mine",
+        out=Path("mine"),
     )
-    result = staleness.run(config)
-    assert result.folder == tmp_path / "mine"
-    assert list(result.summary["method"]) == ["mine", "downpour"] * 2
-    assert set(result.summary["method.learning_rate"]) == {0.02, 0.05}
-    summary = pd.read_csv(result.folder / "summary.csv")
-    pd.testing.assert_frame_equal(
-        summary, result.summary.astype({"diverged_at": float}), check_dtype=False
-    )
-    written = json.loads((result.folder / "config.json").read_text())
-    assert written["compute"] == ["gamma(mean=1, cv=0.2)", "exponential(1)", 2.0]
-    assert (written["workers"], written["methods"], written["problem"]) == (
-        3,
-        ["mine", "downpour"],
-        "quadratic",
-    )
-    assert written["problem_config"] == {"curvature": [1.0, 0.1], "noise": 0.0, "start": 1.0}
-    assert written["hyperparameters"] == {
-        "mine": {"learning_rate": 0.02},
-        "downpour": {"learning_rate": 0.05},
+    folder, summary = staleness.run(config)
+    assert folder == Path("mine") and list(summary["method"]) == ["mine", "downpour"] * 2
+    assert set(summary["method.learning_rate"]) == {0.02, 0.05}
+    written = pd.read_csv(folder / "summary.csv")
+    expected = summary.astype({"diverged_at": float})
+    pd.testing.assert_frame_equal(written, expected, check_dtype=False)
+    record = json.loads((folder / "config.json").read_text())
+    versions = record.pop("versions_of")
+    assert versions["jax"] == jax.__version__ and "numpy" in versions
+    expected = {
+        "compute": ["gamma(mean=1, cv=0.2)", "exponential(1)", 2.0],
+        "workers": 3,
+        "methods": ["mine", "downpour"],
+        "hyperparameters": {"mine": {"learning_rate": 0.02}, "downpour": {"learning_rate": 0.05}},
+        "problem": "quadratic",
+        "problem_config": {"curvature": [1.0, 0.1], "noise": 0.0, "start": 1.0},
     }
-    assert written["versions_of"]["jax"] == jax.__version__ and "numpy" in written["versions_of"]
+    assert record == record | expected
     # What these objects do not use is not written, least of all with its default.
-    assert not {"out", "batch_size", "learning_rate"} & set(written)
+    assert not {"out", "batch_size", "learning_rate"} & set(record)
     assert capsys.readouterr().err.count("note: --batch-size changes nothing for quadratic") == 1
 
 
@@ -671,41 +309,14 @@ def test_bounds_that_short_traces_exceed(measured, steps, exact, said):
 
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk of Linux")
-def test_what_is_printed_to_a_full_disk():
+def test_printing_to_a_full_disk():
     with open("/dev/full", "w") as full:
-        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-        ended = subprocess.run(
-            [sys.executable, "-m", "asyncsim.study"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=buffered,
-        )
+        buffered = {"PYTHONUNBUFFERED": ""}
+        ended = python("-m", "asyncsim.study", environment=buffered, stdout=full)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert ended.stderr.endswith(
         "error: standard output cannot be written: No space left on device\nhint: free some space\n"
     )
-
-
-def test_options_are_chosen_where_they_are_given(capsys):
-    """Also at their defaults, on the command line; in Python where they have another value."""
-    _, given = study.configure(
-        "staleness", ["--momentum=0.9", "--protocol", "read_then_write", "--batch-size", "16"]
-    )
-    assert {name for name in vars(given) if given.changed(name)} == {
-        "momentum",
-        "protocol",
-        "batch_size",
-    }
-    made = dataclasses.replace(given)
-    assert {name for name in vars(made) if made.changed(name)} == {"protocol", "batch_size"}
-    _, scaled = study.configure("windows", ["--scale", "paper"])
-    assert [name for name in ("network", "learning_rate", "scale") if scaled.changed(name)] == [
-        "scale"
-    ]
-    _, ignored = study.configure("staleness", ["--problem", "quadratic", "--batch-size", "None"])
-    ignored.make_problem()
-    assert "note: --batch-size changes nothing for quadratic\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -723,26 +334,10 @@ def test_the_energy_ratio_is_of_the_commits_that_moved_the_central_variable():
     for rounds, late in ((20, 2), (3, 1)):  # one round is longer than the last tenth of three
         trace = simulate(Cluster(4, "gamma(1, 0.2)", policy="barrier()"), 4 * rounds, seed=0)
         run = replay(trace, method, problem, seed=0, record=[recorders.energy()])
-        moved = run.commits[3::4]
-        assert (
-            (run.commits["central_energy"] > 0).sum()
-            == rounds
-            == (moved["central_energy"] > 0).sum()
-        )
-        ratios = (moved["central_energy"] / moved["proxy_energy"]).tail(late)
+        moves = run.commits["central_energy"] > 0
+        assert moves.tolist() == [False, False, False, True] * rounds
+        ratios = (run.commits["central_energy"] / run.commits["proxy_energy"])[moves].tail(late)
         assert outcome(run, trace)["energy_ratio"] == pytest.approx(ratios.median())
-
-
-# What is left when it ends early
-
-TWO = (*TOY[:4], TOY[-1], "--methods=downpour,adaptive_staleness", "--out=mine")
-
-
-def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, tmp_path):
-    stop_at(monkeypatch, cell, 1)
-    code, out, err = told("staleness", *TWO)
-    assert (code, out, err[-1]) == (130, [], "interrupted: nothing was finished")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.full
@@ -754,38 +349,43 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from asyncsim import study
 sys.exit(study.main(sys.argv[1:]))
 """
-    command = [
-        sys.executable,
-        "-c",
-        program,
-        "staleness",
-        "--workers=10",
-        "--steps=500",
-        "--seeds=12",
-        "--learning-rate=0.05",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options = "--workers=10 --steps=500 --seeds=12 --learning-rate=0.05 --methods=downpour"
     with subprocess.Popen(
-        [*command, "--methods=downpour"],
-        cwd=tmp_path,
-        env=environment,
+        [sys.executable, "-c", program, "staleness", *options.split()],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("[1/12] downpour, seed ")  # several at once
+        # Several at once.
+        assert process.stderr.readline().startswith("[1/12] downpour, seed ")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert (
-        "interrupted: the finished results are in results/staleness" in err
-        and "Traceback" not in err
-    )
-    folder = tmp_path / "results" / "staleness"
-    finished = pd.read_csv(folder / "summary.csv")["run_folder"]
-    assert len(finished) >= 1
-    assert all(Run.load(folder / run).status == "finished" for run in finished)
+    assert process.returncode == 130 and "Traceback" not in err
+    assert "interrupted: the finished results are in results/staleness" in err
+    folder = Path("results", "staleness")
+    runs = pd.read_csv(folder / "summary.csv")["run_folder"]
+    assert {Run.load(folder / run).status for run in runs} == {"finished"}
+
+
+@pytest.mark.full
+def test_the_second_start_compiles_nothing_and_gives_the_same(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("JAX_")]:
+        monkeypatch.delenv(name)
+    cache = tmp_path / "cache"
+
+    def start(out: str, *options: str) -> set[str]:
+        environment = {"XDG_CACHE_HOME": str(cache), "MPLBACKEND": "agg"}
+        command = ("-m", "asyncsim.study", "staleness", *TOY, f"--out={out}", *options)
+        ended = python(*command, environment=environment)
+        assert ended.returncode == 0, ended.stderr
+        return {path.name for path in cache.rglob("*-cache")}
+
+    assert start("off", "--no-compilation-cache") == set()
+    compiled = start("first")
+    assert any("advance" in name for name in compiled) and start("second") == compiled
+    for name in ("summary.csv", "runs/downpour-seed0/commits.parquet"):
+        assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
 
 
 # The wheel
@@ -793,41 +393,31 @@ sys.exit(study.main(sys.argv[1:]))
 
 @pytest.mark.full
 def test_wheel_carries_studies_and_figures(tmp_path):
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", str(ROOT), "--no-deps", "-w", str(tmp_path)], check=True)
+    def pip(*arguments):
+        quiet = ("-m", "pip", "--disable-pip-version-check", "-q")
+        python(*quiet, *arguments, check=True)
+
+    pip("wheel", str(ROOT), "--no-deps", "-w", str(tmp_path))
     (wheel,) = tmp_path.glob("asyncsim-*.whl")
     installed, empty = tmp_path / "installed", tmp_path / "empty"
     empty.mkdir()
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True
-    )
-    assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {
-        "asyncsim",
-        "bin",
-    }
-    assert {"staleness.py", "throughput.py"} <= {
-        path.name for path in (installed / "asyncsim/studies").iterdir()
-    }
-    assert (installed / "asyncsim/problems/queues.txt").is_file()
-
+    pip("install", "--no-deps", "--target", str(installed), str(wheel))
+    names = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
+    assert names == {"asyncsim", "bin"}
+    for file in ("studies/staleness.py", "studies/throughput.py", "problems/queues.txt"):
+        assert (installed / "asyncsim" / file).is_file()
     (scripts,) = installed.glob("asyncsim-*.dist-info/entry_points.txt")
-    assert scripts.read_text().split() == [
-        "[console_scripts]",
-        "asyncsim",
-        "=",
-        "asyncsim.__main__:main",
-    ]
+    assert "asyncsim = asyncsim.__main__:main\n" in scripts.read_text()
 
-    environment = {"PYTHONPATH": str(installed)}
-    where = python(
-        "-c", "import asyncsim; print(asyncsim.__file__)", cwd=empty, environment=environment
-    )
-    assert where.stdout.strip() == str(installed / "asyncsim/__init__.py")
-    listed = python("-m", "asyncsim.study", cwd=empty, environment=environment)
-    assert "  staleness " in listed.stdout and "  throughput " in listed.stdout
-    ended = python("-m", "asyncsim.study", "staleness", *TOY, cwd=empty, environment=environment)
-    assert ended.returncode == 0, ended.stderr
-    drawn = python(
-        "-m", "asyncsim", "figures", "results/staleness", cwd=empty, environment=environment
-    )
-    assert drawn.returncode == 0, drawn.stderr
+    def run(*arguments):
+        environment = {"PYTHONPATH": str(installed)}
+        ended = python(*arguments, cwd=empty, environment=environment)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    where = run("-c", "import asyncsim; print(asyncsim.__file__)")
+    assert where.strip() == str(installed / "asyncsim/__init__.py")
+    listed = run("-m", "asyncsim.study")
+    assert "  staleness " in listed and "  throughput " in listed
+    run("-m", "asyncsim.study", "staleness", *TOY)
+    run("-m", "asyncsim", "figures", "results/staleness")

@@ -98,31 +98,30 @@ def test_lines_break_between_words_at_the_width_of_a_terminal(line, lines, termi
     assert [text.rstrip() for text in out.splitlines()] == [text.rstrip() for text in lines]
 
 
-def colours(capsys):
-    """The coloured lines on standard output and standard error."""
+COLOURED = ["verdict: gem is the best", "error: rate = 0: must be above zero", "hint: give another"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "lines"),
+    [
+        ("NO_COLOR", "", COLOURED),
+        ("NO_COLOR", "1", []),
+        ("TERM", "dumb", []),
+        ("no terminal", "", []),
+    ],
+)
+def test_only_verdicts_errors_and_hints_have_colours(
+    terminal, monkeypatch, capsys, name, value, lines
+):
+    monkeypatch.setenv(name, value)
+    if name == "no terminal":
+        monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: False)
     with safe_output():
         print("a table\nverdict: gem is the best\nan end")
     tell_error("rate = 0: must be above zero; give another")
     note("a note")
-    out, err = capsys.readouterr()
-    return [re.sub("\033[^m]*m", "", line) for line in (out + err).splitlines() if "\033" in line]
-
-
-def test_only_verdicts_errors_and_hints_have_colours(terminal, capsys):
-    assert colours(capsys) == [
-        "verdict: gem is the best",
-        "error: rate = 0: must be above zero",
-        "hint: give another",
-    ]
-
-
-@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("", "")])
-def test_colours_are_switched_off(terminal, monkeypatch, capsys, name, value):
-    if name:
-        monkeypatch.setenv(name, value)
-    else:
-        monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: False)
-    assert colours(capsys) == []
+    printed = [line for line in "".join(capsys.readouterr()).splitlines() if "\033" in line]
+    assert [re.sub("\033[^m]*m", "", line) for line in printed] == lines
 
 
 def test_the_option_no_color_may_stand_anywhere(terminal, capsys):

@@ -10,20 +10,27 @@ import signal
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+import asyncsim
 from asyncsim import InputError
 from asyncsim.__main__ import main
+from asyncsim.base.errors import printable
 from asyncsim.base.files import folder_name, write_sealed
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import Finished
 from asyncsim.study.jobs import measurement
 from asyncsim.study.sweep import run_cells, sweep
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 TOY = (
     *("staleness", "--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic"),
     "--learning-rate=0.05",
 )
+
+
 MINE = """
 from pathlib import Path
 from asyncsim.methods import Applied, Method, gradient_steps
@@ -38,21 +45,6 @@ def f(learning_rate=0.01):
 """
 
 
-pytestmark = pytest.mark.usefixtures("quick_figures")
-
-
-@pytest.fixture
-def told(capsys):
-    def run(*arguments: str) -> tuple[int, str]:
-        try:
-            code = main(arguments)
-        except SystemExit as end:
-            code = end.code
-        return code, capsys.readouterr().err.replace("\nhint: ", "; ")
-
-    return run
-
-
 def strange(**config) -> None:
     """Write the folder of somebody else, with code in it that must not run."""
     for file in ("t/evil.py", "t/evil/__init__.py", "studies/evil.py"):
@@ -63,10 +55,9 @@ def strange(**config) -> None:
 
 
 @pytest.mark.parametrize("name", ["{}/t/evil", "../../../../../{}/t/evil", "evil", ["gem"]])
-def test_drawing_imports_only_what_is_shipped(told, name):
-    study_name = name.format(Path.cwd()) if isinstance(name, str) else name
-    strange(study=study_name)
-    code, err = told("figures", "t")
+def test_drawing_imports_only_what_is_shipped(command, name):
+    strange(study=name.format(Path.cwd()) if isinstance(name, str) else name)
+    code, _, err = command("figures", "t")
     assert (code, err.count("\n")) == (2, 1) and err.startswith("error: folder = 't': ")
     assert not Path("ran").exists()
 
@@ -76,7 +67,7 @@ ANOTHER = "another configuration"
 
 
 @pytest.mark.parametrize(
-    ("name", "command", "said"),
+    ("name", "options", "message"),
     [
         ("staleness", "--methods t/evil.py:f", "names 't/evil.py:f', and files are run only if"),
         ("staleness", "--methods gem t/../t/evil.py:f", TYPED),
@@ -93,15 +84,16 @@ ANOTHER = "another configuration"
         ("staleness", "-- --out=t/more", ANOTHER),
     ],
 )
-def test_going_on_runs_nothing_that_only_the_folder_names(told, name, command, said):
-    strange(study=name, command=[*TOY[1:], *command.split()] if name == "staleness" else [command])
-    code, err = told("study", name, "--resume", "t")
-    assert code == 2 and said in err.splitlines()[-1], err
+def test_resuming_runs_nothing_that_only_the_folder_names(command, name, options, message):
+    usual = TOY[1:] if name == "staleness" else ()
+    strange(study=name, command=[*usual, *options.split()])
+    code, _, err = command("study", name, "--resume", "t")
+    assert code == 2 and message in err.splitlines()[-1], err
     assert not Path("ran").exists() and not Path("t/x").exists()
 
 
 @pytest.mark.parametrize("file", ["t/evil.py", "link.py", "t/../t/evil.py", "t/link.py"])
-def test_no_file_in_results_is_run(told, file):
+def test_no_file_in_results_is_run(command, file):
     """Also if it is typed; ``t/link.py`` leads out of the results."""
     strange(study="staleness", command=TOY[1:])
     Path("link.py").symlink_to("t/evil.py")
@@ -109,44 +101,43 @@ def test_no_file_in_results_is_run(told, file):
     Path("t/link.py").symlink_to("../mine.py")
     path = list(sys.path)
     for option in ("--resume=t", "--out=o"):
-        code, err = told("study", "staleness", *TOY[1:], option, f"--methods={file}:f(0.1)")
+        code, _, err = command("study", *TOY, option, f"--methods={file}:f(0.1)")
         assert code == 2 and f"{file} lies in the results" in err and sys.path == path
     assert not Path("ran").exists()
 
 
-def test_an_own_file_runs_again_as_it_was_where_it_is_typed(told):
-    Path("mine.py").write_text(MINE)
-    assert told("study", *TOY, "--methods=mine.py:f", "--out=t")[0] == 0
-    config = json.loads(Path("t/config.json").read_text())
-    assert list(config["files"]) == ["mine.py"]
-    resume = ("study", "staleness", "--resume=t", "--methods=mine.py:f")
-    assert told(*resume)[0] == 0
-    code, err = told(*resume[:-1])
-    assert code == 2 and "files are run only if you type them; give that option again" in err
-    Path("mine.py").write_text(MINE + "# more\n")  # another comment counts, too
-    code, err = told(*resume)
-    assert code == 2 and "another configuration (files.mine.py = '" in err
+STUDY = """
+from asyncsim.study.config import StudyConfig as Config
+from asyncsim.study.sweep import run_cells, sweep
+
+def run(config):
+    return run_cells("own", config, sweep(config, [{}]), lambda folder, summary: None)
+"""
 
 
-def test_an_own_study_that_has_changed_is_refused(told):
-    strange()
-    text = (
-        "from asyncsim.study.config import StudyConfig as Config\nfrom asyncsim.study.sweep import "
-        "run_cells, sweep\n"
-    )
-    text += (
-        "def run(config):\n    return run_cells('own', config, sweep(config, [{}]), lambda folder, "
-        "summary: None)\n"
-    )
-    Path("studies/own.py").write_text(text)
-    assert told("study", "own", *TOY[1:], "--methods=downpour", "--out=o")[0] == 0
-    assert json.loads(Path("o/config.json").read_text())["files"].keys() == {"studies/own.py"}
-    Path("studies/own.py").write_text(text + "# more\n")
-    code, err = told("study", "own", "--resume=o")
-    assert code == 2 and "another configuration (files.studies/own.py = '" in err
+@pytest.mark.parametrize(
+    ("name", "file", "text", "methods"),
+    [
+        ("staleness", "mine.py", MINE, "--methods=mine.py:f"),
+        ("own", "studies/own.py", STUDY, "--methods=downpour"),
+    ],
+)
+def test_a_users_file_runs_again_as_it_was(command, name, file, text, methods):
+    """A method's file where it is typed; another comment counts, too."""
+    Path("studies").mkdir()
+    Path(file).write_text(text)
+    assert command("study", name, *TOY[1:], methods, "--out=t")[0] == 0
+    assert list(json.loads(Path("t/config.json").read_text())["files"]) == [file]
+    resume = ("study", name, "--resume=t")
+    assert command(*resume, methods)[0] == 0
+    code, _, err = command(*resume)
+    assert code == 0 if name == "own" else TYPED in err
+    Path(file).write_text(text + "# more\n")
+    code, _, err = command(*resume, methods)
+    assert code == 2 and f"another configuration (files.{file} = '" in err
 
 
-# Links
+# Names of folders and files
 
 
 @pytest.mark.parametrize(
@@ -175,27 +166,20 @@ def test_names_of_ordinary_folders_stay(name):
 
 
 def test_a_cell_called_as_a_path_writes_inside_and_removes_nothing():
-    (cell,) = sweep(
-        StudyConfig(workers=2, steps=2, seeds=1, problem="quadratic", methods=("downpour",)), [{}]
-    )
+    options = {"workers": 2, "steps": 2, "seeds": 1, "problem": "quadratic"}
+    (cell,) = sweep(StudyConfig(methods=("downpour",), **options), [{}])
     cell = cell._replace(name="alie()#/../../../victim")
-    Path("victim/downpour-seed0").mkdir(parents=True)
-    Path("victim/downpour-seed0/run.json").write_text("mine")
-    Path("victim/seed0.parquet").write_text("mine")
+    for name in ("victim/downpour-seed0/run.json", "victim/seed0.parquet"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("mine")
     before = state(Path("victim"))
     for where in ({"out": Path("s")}, {"resume": Path("s")}):
-        run_cells(
-            "toy", dataclasses.replace(cell.config, **where), [cell], lambda folder, summary: None
-        )
-    assert (
-        sorted(path.name for path in Path().iterdir()) == ["s", "victim"]
-        and state(Path("victim")) == before
-    )
-    assert (
-        len(list(Path("s").glob("runs/*/*/run.json")))
-        == len(list(Path("s").glob("traces/*/*.parquet")))
-        == 1
-    )
+        config = dataclasses.replace(cell.config, **where)
+        run_cells("toy", config, [cell], lambda folder, summary: None)
+    assert sorted(map(str, Path().iterdir())) == ["s", "victim"]
+    assert state(Path("victim")) == before
+    for files in ("runs/*/*/run.json", "traces/*/*.parquet"):
+        assert len(list(Path("s").glob(files))) == 1
 
 
 @pytest.mark.parametrize("kind", ["run", "trace", "table"])
@@ -206,7 +190,7 @@ def test_a_summary_names_files_inside_only(kind, name):
         getattr(finished, kind)(name)
 
 
-OPTIONS = (*TOY, "--methods", "downpour", "sgd")
+# Links and damaged files
 
 
 @pytest.fixture(scope="module")
@@ -215,93 +199,67 @@ def results_with_a_tag(tmp_path_factory):
     base = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(base)
-        assert main(["study", *OPTIONS, "--out=s"]) == 0
+        assert main(["study", *TOY, "--methods", "downpour", "sgd", "--out=s"]) == 0
         assert main(["tag", "s", "good"]) == 0
     return base
 
 
+@pytest.fixture
+def folder(results_with_a_tag):
+    """A copy of the study in the working folder."""
+    return shutil.copytree(results_with_a_tag / "s", Path("results/s"), copy_function=shutil.copy)
+
+
+#: A few places of a folder of results, one of each sort.
+PLACES = ["config.json", "runs/sgd-seed0", "tags", "report.html", "aside", ".curves.partial.pdf"]
+
+
 def places(folder: Path) -> list[str]:
-    """All files and folders in a folder of results, those made on the way, and their former names
-    on the way.
-    """
+    """All files and folders in a folder of results, and the names of partial files."""
     below = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-    assert {
-        "config.json",
-        "runs/sgd-seed0/run.json",
-        "traces",
-        "tags/good.json",
-        "curves.pdf",
-        "report.html",
-    } <= {str(path) for path in below}
     partials = [path.with_name(f".{path.stem}.partial{path.suffix}") for path in below]
-    return [
-        str(path)
-        for path in (
-            *below,
-            *partials,
-            Path("aside"),
-            Path("tags/new.json"),
-        )
-    ]
+    return [*map(str, below + partials), "aside", "tags/new.json"]
 
 
-def whole(place: Path, victim: Path) -> None:
-    """Move what is at a place outside, and link to it."""
-    if place.exists():
+def put(kind: str, place: Path, victim: Path) -> None:
+    """Put at a place a link to its content outside, whole or so damaged that a resumed study would
+    replace it, to nothing, or to a folder with names of the project; or a FIFO, whose reader waits
+    for ever.
+    """
+    if kind in ("whole", "damaged") and place.exists():
         place.rename(victim)
-    else:
+    elif kind in ("whole", "damaged"):
         victim.write_text("mine")
+    elif place.exists():
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    if kind == "fifo":
+        os.mkfifo(place)
+        return
     place.symlink_to(victim)
-
-
-def damaged(place: Path, victim: Path) -> None:
-    """Link to something outside that is damaged, so that a resumed study would replace it."""
-    whole(place, victim)
-    for path in [*victim.rglob("*"), victim]:
-        if path.is_file() and path.name != "config.json":
-            path.write_bytes(path.read_bytes()[:-9] + b"x")
-
-
-def absent(place: Path, victim: Path) -> None:
-    """Link to nothing."""
-    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
-    place.symlink_to(victim)
-
-
-def a_folder(place: Path, victim: Path) -> None:
-    """Link to a folder with files of the names that the project uses."""
-    absent(place, victim)
-    for name in (
-        "sgd-seed0/run.json",
-        "run.json",
-        "seed0.parquet",
-        "good.json",
-        "commits.parquet",
-        "runs/sgd-seed0",
-    ):
-        (victim / name).parent.mkdir(parents=True, exist_ok=True)
-        (victim / name).write_text("{}")
-
-
-def fifo(place: Path, victim: Path) -> None:
-    """Put a FIFO at the place: whoever opens it waits for ever."""
-    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
-    os.mkfifo(place)
+    if kind == "damaged":
+        for path in [*victim.rglob("*"), victim]:
+            if path.is_file() and path.name != "config.json":
+                path.write_bytes(path.read_bytes()[:-9] + b"x")
+    if kind == "folder":
+        names = "sgd-seed0/run.json run.json seed0.parquet good.json commits.parquet runs/sgd-seed0"
+        for name in names.split():
+            (victim / name).parent.mkdir(parents=True, exist_ok=True)
+            (victim / name).write_text("{}")
 
 
 def state(folder: Path) -> dict[str, object]:
     """The bytes, the identities and the times of change of all files in a folder."""
     files = {path: os.lstat(path) for path in sorted(folder.rglob("*"))}
     return {
-        str(path): (found.st_ino, found.st_mtime_ns, path.is_file() and path.read_bytes())
-        for path, found in files.items()
+        str(path): (entry.st_ino, entry.st_mtime_ns, path.is_file() and path.read_bytes())
+        for path, entry in files.items()
     }
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs of POSIX")
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_no_link_in_a_folder_of_results_is_followed(
-    results_with_a_tag, tmp_path, monkeypatch, told, everywhere
+    results_with_a_tag, tmp_path, monkeypatch, command, everywhere
 ):
     """In each place of a folder a link, or a FIFO: whatever is done with the folder, no target
     changes, and no link to a folder, which would be followed.
@@ -309,24 +267,21 @@ def test_no_link_in_a_folder_of_results_is_followed(
     A waiting command ends after a minute.
     """
     monkeypatch.setattr("webbrowser.open", lambda address: True)
-    commands = [
-        ("study", "staleness", "--resume=s"),
-        ("figures", "s"),
-        ("tag", "s", "new"),
-        ("tag", "--remove", "good"),
-        ("tag", "--remove", "new"),
-        ("show", "s"),
-        ("runs",),
-    ]
+    commands = (
+        "study staleness --resume=s",
+        "figures s",
+        "tag s new",
+        "tag --remove good",
+        "tag --remove new",
+        "show s",
+        "runs",
+    )
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    names = places(results_with_a_tag / "s")[::4]
-    if not everywhere:
-        few = ["config.json", "runs/sgd-seed0", "tags", "report.html", "aside"]
-        few += [".curves.partial.pdf"]
-        assert set(few) <= set(places(results_with_a_tag / "s"))
-        names = few
-    kinds_of_links = (whole, damaged, absent, a_folder, fifo) if everywhere else (damaged, fifo)
-    for number, (name, put) in enumerate(zip(names, itertools.cycle(kinds_of_links), strict=False)):
+    every = places(results_with_a_tag / "s")
+    assert set(PLACES) <= set(every)
+    kinds = ("whole", "damaged", "absent", "folder", "fifo") if everywhere else ("damaged", "fifo")
+    names = every[::4] if everywhere else PLACES
+    for number, (name, kind) in enumerate(zip(names, itertools.cycle(kinds), strict=False)):
         here = tmp_path / str(number)
         shutil.copytree(results_with_a_tag / "s", here / "s", copy_function=shutil.copy)
         (here / "victims").mkdir()
@@ -334,31 +289,120 @@ def test_no_link_in_a_folder_of_results_is_followed(
         if name == "aside":  # to which a damaged run is moved
             Path("s/runs/sgd-seed0/params.npz").unlink()
         place = here / "s" / name
-        put(place, here / "victims" / place.name)
+        put(kind, place, here / "victims" / place.name)
         before = state(here / "victims")
-        for command in commands:
+        for line in commands:
             signal.alarm(60)
-            code, err = told(*command)
+            code, _, err = command(*line.split())
             signal.alarm(0)
-            assert code in (0, 2) and "Traceback" not in err, (name, command, err)
-            assert state(here / "victims") == before, (name, command)
+            assert code in (0, 2) and "Traceback" not in err, (name, line, err)
+            assert state(here / "victims") == before, (name, line)
             leads = place.is_symlink() and place.is_dir()
-            assert not leads or code == 2 or command[0] in ("tag", "runs"), (name, command)
+            assert not leads or code == 2 or line.split()[0] in ("tag", "runs"), (name, line)
         shutil.rmtree(here)
+
+
+RUN = "runs/sgd-seed0/commits.parquet"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("summary.csv", None, "asyncsim study staleness"),
+        ("summary.csv", "method,seed\n", "summary.csv"),
+        ("summary.csv", "method,trace_file,run_folder\n", "no run was finished"),
+        ("summary.csv", "junk\n", "summary.csv"),
+        ("config.json", None, "config.json"),
+        ("traces/seed0.parquet", None, "seed0.parquet"),
+        (RUN, None, "commits.parquet"),
+        (RUN, "junk", "commits.parquet"),
+    ],
+)
+def test_damaged_results_end_in_one_line(folder, command, name, content, message):
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_text(content)
+    code, _, err = command("figures", "results/s")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert err.startswith("error: ") and message in err
+
+
+def test_a_link_is_named_and_not_called_damage(folder, command):
+    (folder / "summary.csv").rename("summary.csv")
+    (folder / "summary.csv").symlink_to(Path("summary.csv").absolute())
+    code, _, err = command("figures", "results/s")
+    assert code == 2 and "summary.csv': is a link" in err and "damaged" not in err
+
+
+def test_a_table_too_large_for_the_page_is_left_out(folder, command):
+    summary = folder / "summary.csv"
+    pd.read_csv(summary).assign(note="x" * 200_000).to_csv(summary, index=False)
+    assert command("figures", "results/s")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["staleness", "of my own"])
+def test_a_page_in_a_folder_is_never_opened(name, folder, command, tmp_path, monkeypatch):
+    pages = []
+    monkeypatch.setattr("webbrowser.open", lambda address: pages.append(address) or True)
+
+    def opened(*arguments) -> Path:
+        assert command(*arguments)[0] == 0
+        return Path(pages[-1].removeprefix("file://"))
+
+    (folder / "report.html").write_text("<script>window.evil = 1</script>")
+    config = json.loads((folder / "config.json").read_text()) | {"study": name}
+    (folder / "config.json").write_text(json.dumps(config))
+    before = state(Path("results"))
+    page = opened("show", "results/s")
+    assert page == opened("warp", "s", "--open") and not page.is_relative_to(tmp_path)
+    assert "evil" not in page.read_text() and "downpour" in page.read_text()
+    assert state(Path("results")) == before
+    (folder / "report.html").unlink()
+    os.mkfifo(folder / "report.html")
+    assert "<a " not in opened("show").read_text()
 
 
 # The terminal
 
 
+def test_no_text_of_a_stranger_controls_the_terminal(folder, command):
+    config = json.loads((folder / "config.json").read_text())
+    strange = {"\x1b]0;title\x07": 1, "\u202ename": 2}
+    for study, arguments in (
+        ("\x1b[2Jcompare", ("figures", "results/s")),
+        ("staleness", ("study", *TOY, "--resume", "results/s")),
+    ):
+        write_sealed(folder / "config.json", config | strange | {"study": study})
+        code, out, err = command(*arguments)
+        assert code == 2 and err and (out + err).replace("\n", "").isprintable()
+    assert str(InputError("\x1b[31mred\n\u202e\udc80")) == "?[31mred\n??"
+    assert printable("seed\u00a00\x1b") == "seed\u00a00?"  # as titles have it
+
+
+def test_hostile_folders_are_read_and_shown_without_harm(command):
+    tag = json.dumps({"note": 10**400, "run": 3, "commit": "x", "date": None})
+    texts = ["{", "[" * 100_000, "7", '{"study": 7}', '{"study": "\\u001b[31mred\\n<b>"}']
+    origins = ['{"date": 3, "id": [1]}'] * 2 + ["{"] * 2 + ['{"date": "\\ud800", "id": "\\ud800"}']
+    for number, (text, origin) in enumerate(zip(texts, origins, strict=True)):
+        files = {"config.json": text, "made.json": origin, "tags/t.json": tag}
+        for name, content in {**files, "tags/$(rm).json": "{}"}.items():
+            path = Path("results", str(number), name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        Path("results", str(number), "summary.csv").write_bytes(b'\xff\x00"\n' * 9)
+    odd = Path("results/\x1b[31mred\udcff")
+    odd.mkdir()
+    (odd / "config.json").write_text('{"study": "odd"}')
+    code, out, _ = command("runs")
+    assert code == 0 and "\x1b" not in out
+    assert out.count("results/") == 5 and "?[31mred" in out
+    with pytest.raises(InputError):
+        asyncsim.runs.open("t")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["staleness", "--workers", "3"],
-            "'staleness': did you mean 'study staleness'? unknown; choose",
-        ),
-        (["figurs", "x"], "did you mean 'figures'?"),
-        (["--version", "x"], "takes no argument 'x'"),
         (
             ["study", *TOY, "--window", "1000000000"],
             "window = 1000000000: must be at most 100,000; give fewer",
@@ -383,8 +427,8 @@ def test_no_link_in_a_folder_of_results_is_followed(
         (["study", "staleness", "--resume", "deep"], "nested too deeply"),
         (["figures", "deep"], "its config.json is there but damaged"),
         *(
-            ([command, "x" * 5_000, *name], "xxx...': n")  # neither ..., or no ...
-            for command, name in (
+            ([name, "x" * 5_000, *options], "xxx...': n")  # neither ..., or no ...
+            for name, options in (
                 ("figures", ()),
                 ("cite", ()),
                 ("export", ("--csv",)),
@@ -393,20 +437,20 @@ def test_no_link_in_a_folder_of_results_is_followed(
         ),
     ],
 )
-def test_each_mistake_is_one_line(told, arguments, message):
+def test_each_mistake_is_one_line(command, arguments, message):
     Path("deep").mkdir()
     Path("deep/config.json").write_text("[" * 100_000 + "]" * 100_000)
-    code, err = told(*arguments)
+    code, _, err = command(*arguments)
     assert (code, err.count("\n")) == (2, 1), err[:300]
     assert err.startswith("error: ") and message in err and len(err) < 1_500
     assert [path.name for path in Path().iterdir()] == ["deep"]
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("'Unknown'", 2), ("list[float]", 0)])
-def test_a_field_that_cannot_be_an_option(told, kind, expected):
+def test_a_field_that_cannot_be_an_option(command, kind, expected):
     Path("studies").mkdir()
     text = f"import dataclasses\n@dataclasses.dataclass\nclass Config:\n    a: {kind} = (1.0,)\n"
     Path("studies/own.py").write_text(text + "def run(config):\n    assert config.a is not None\n")
-    code, err = told("study", "own")
+    code, _, err = command("study", "own")
     assert "Traceback" not in err and (code, err.count("\n")) == (expected, expected // 2), err
     assert not expected or "study = 'own': its Config cannot be made into options" in err

@@ -1,5 +1,6 @@
 """Claims on Byzantine workers: medians, CGE, Krum, momentum at the worker, BASGD and Kardam."""
 
+import functools
 from collections.abc import Sequence
 
 from asyncsim.claims.claim import Bounds, Claim
@@ -71,56 +72,41 @@ _BASGD = (
 )
 _NO_PAPER = "only parts of the published set-ups are known"
 
+#: A first look with three seeds decided these rules: later seeds count.
+_under_attack = functools.partial(
+    Claim, small=(_ROBUST,), paper=_NO_PAPER, looked=3, later_seeds=True
+)
+
 CLAIMS: Sequence[Claim] = (
-    Claim(
+    _under_attack(
         "Scaled sign flips of a few workers break the mean",
         "Blanchard et al. 2017, Krum",
-        (_ROBUST,),
-        _lost("batch_sgd", 2, _ATTACKS[:1], breaks=True),
-        _NO_PAPER,
-        looked=3,
-        later_seeds=True,
+        judge=_lost("batch_sgd", 2, _ATTACKS[:1], breaks=True),
     ),
-    Claim(
+    _under_attack(
         "The coordinate-wise median withstands a few Byzantine workers",
         "Yang et al. 2019, LICM-SGD (its core)",
-        (_ROBUST,),
-        _lost("median()", 2),
-        _NO_PAPER,
-        looked=3,
-        later_seeds=True,
+        judge=_lost("median()", 2),
     ),
-    Claim(
+    _under_attack(
         "The coordinate-wise median withstands almost half of the workers",
         "Yang et al. 2019, LICM-SGD (its core)",
-        (_ROBUST,),
-        _lost("median()", 6),
-        _NO_PAPER,
-        looked=3,
-        later_seeds=True,
+        judge=_lost("median()", 6),
     ),
     Claim(
         "LICM-SGD withstands up to half of the workers without knowing their number",
         "Yang et al. 2019, abstract",
         "the rule that selects gradients is not in any source that can be had",
     ),
-    Claim(
+    _under_attack(
         "CGE withstands a few Byzantine workers",
         "Gupta et al. 2020, CGE",
-        (_ROBUST,),
-        _lost("cge(f=f)", 2),
-        _NO_PAPER,
-        looked=3,
-        later_seeds=True,
+        judge=_lost("cge(f=f)", 2),
     ),
-    Claim(
+    _under_attack(
         "CGE withstands almost half of the workers",
         "Gupta et al. 2020, CGE; its proof allows fewer the worse the loss is conditioned",
-        (_ROBUST,),
-        _lost("cge(f=f)", 6),
-        _NO_PAPER,
-        looked=3,
-        later_seeds=True,
+        judge=_lost("cge(f=f)", 6),
     ),
     Claim(
         "Averages of each worker's gradients over time improve CGE's tolerance",
@@ -130,17 +116,13 @@ CLAIMS: Sequence[Claim] = (
         _NO_PAPER,
         looked=3,
     ),
-    Claim(
+    _under_attack(
         "A little is enough: ALIE breaks the median and Krum",
         "Baruch et al. 2019",
-        (_ROBUST,),
-        (
+        judge=(
             *_lost("median()", 6, _ATTACKS[1:], breaks=True),
             *_lost("krum(f=f)", 6, _ATTACKS[1:], breaks=True),
         ),
-        _NO_PAPER,
-        looked=3,
-        later_seeds=True,
     ),
     Claim(
         "Momentum at the workers repairs what momentum at the server does not",

@@ -260,20 +260,15 @@ ALONG = {"time": "simulated time (s)", "step": "worker steps (commits per worker
 
 
 def draw_curves(
-    axes: Axes,
-    curves: Mapping[str, Curve],
-    labels: Mapping[str, str],
-    against: str,
-    looks: Mapping[str, look.Look] | None = None,
+    axes: Axes, curves: Mapping[str, Curve], looks: Mapping[str, look.Look], against: str
 ) -> None:
-    """Draw mean and range of each method, and a cross where a run diverged.
+    """Draw mean and range of each curve, and a cross where a run diverged.
 
     ``axes``: with the final limits of its vertical axis: a cross beyond them is drawn at their
-    edge. ``curves``, ``labels``: by method. ``against``: {"time", "step"}, the horizontal axis.
-    ``looks``: by curve, if the curves are no methods.
+    edge. ``looks``: by curve. ``against``: {"time", "step"}, the horizontal axis.
     """
-    for name, appearance in (looks or look.looks(curves)).items():
-        draw_curve(axes, curves[name], appearance._replace(label=labels[name]), against)
+    for name, curve in curves.items():
+        draw_curve(axes, curve, looks[name], against)
     axes.set_xlim(0, None)
     axis_along(axes, against)
 
@@ -431,24 +426,20 @@ def log_limits(
 
 
 def mark_beyond(
-    axes: Axes,
-    curves: Mapping[str, Curve],
-    labels: Mapping[str, str],
-    against: str,
-    looks: Mapping[str, look.Look] | None = None,
+    axes: Axes, curves: Mapping[str, Curve], looks: Mapping[str, look.Look], against: str
 ) -> None:
     """Note the maximum of each curve that leaves the axes at the top, between their left and right
     limits.
 
-    ``looks`` as in `draw_curves`.
+    ``looks``, ``against``: as in `draw_curves`.
     """
     (begin, end), top, rows = axes.get_xlim(), axes.get_ylim()[1], 0
-    for name, appearance in (looks or look.looks(curves)).items():
-        x, mean = _along(curves[name], against), curves[name].mean
+    for name, curve in curves.items():
+        x, mean, appearance = _along(curve, against), curve.mean, looks[name]
         beyond = (mean > top) & (begin <= x) & (x <= end)
         if not beyond.any():
             continue
-        text, last = f"\u2191 {labels[name]} up to {mean[beyond].max():.0e}", x[beyond][-1]
+        text, last = f"\u2191 {appearance.label} up to {mean[beyond].max():.0e}", x[beyond][-1]
         # Towards the middle, so that the text stays inside.
         side, offset = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
         style: dict[str, Any] = {

@@ -77,23 +77,13 @@ def legend_below(
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def finish(
-    figure: Figure,
-    text: str,
-    columns: int = 4,
-    handles: Sequence[Any] | None = None,
-    width: float | None = None,
-) -> None:
-    """Add the legend below all panels, of their ``handles`` if none are given, and the title.
+def finish(figure: Figure, text: str, columns: int = 4) -> None:
+    """Add the legend of all panels below them, and the title.
 
     Crosses of diverged runs have an entry, and so have published values. ``columns``: as in
-    `legend_below`; ``width``: as in `title`.
+    `legend_below`.
     """
-    named = (
-        labelled(figure)
-        if handles is None
-        else {str(handle.get_label()): handle for handle in handles}
-    )
+    named = labelled(figure)
     lines = [line for axes in figure.axes for line in axes.lines]
     if any(line.get_marker() == DIVERGED["marker"] for line in lines):
         named["diverged"] = Line2D([], [], color=BLACK, **DIVERGED)
@@ -101,7 +91,7 @@ def finish(
         style = {**PUBLISHED, "marker": "o", "linestyle": line.get_linestyle()}
         named.setdefault("published", Line2D([], [], **style))
     legend_below(figure, list(named.values()), list(named), columns)
-    title(figure, text, width)
+    title(figure, text)
 
 
 def alone(figure: Figure, text: str) -> list[str]:
@@ -148,22 +138,21 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
     """Label curves at the right edge of the axes, unless one ends early or the labels would be far
     from their curves; return the numbers of the handles without a label.
     """
-    end, bounds = axes.get_xlim()[1], np.array(axes.get_ylim())
-    scale, figure = axes.yaxis.get_transform(), _figure_of(axes)
-    low, high = scale.transform(bounds)
-    gap = _LABEL_HEIGHT / (_PANEL_SHARE * figure.get_figheight())
+    end, bounds = axes.get_xlim()[1], np.sort(axes.get_ylim())
+    to_axes = axes.transScale + axes.transLimits  # to shares of the width and the height
+    gap = _LABEL_HEIGHT / (_PANEL_SHARE * _figure_of(axes).get_figheight())
     curves, heights = [], []
     for number, handle in enumerate(handles):
         if not isinstance(handle, Line2D) or handle.get_transform() != axes.transData:
             continue
         x, y = (np.asarray(values, np.float64) for values in handle.get_data())
-        x, y = x[np.isfinite(y)], np.clip(y[np.isfinite(y)], *np.sort(bounds))
+        x, y = x[np.isfinite(y)], np.clip(y[np.isfinite(y)], *bounds)
         if len(x) < 2 or np.any(np.diff(x) < 0):
             continue
-        if _fraction(axes, min(x[-1], end)) < _LATE:
+        if to_axes.transform((min(x[-1], end), y[-1]))[0] < _LATE:
             return list(range(len(handles)))
         curves.append(number)
-        heights.append((scale.transform(np.interp([end], x, y))[0] - low) / (high - low))
+        heights.append(to_axes.transform((end, np.interp(end, x, y)))[1])
     if not curves:
         return list(range(len(handles)))
     order = np.argsort(heights, kind="stable")
@@ -175,8 +164,8 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
     longest = max(len(labels[number]) for number in curves)
     if (
         len(curves) > _LABELLED_ENDS
-        or np.ptp(moved) > 2 * gap
-        or _LETTER * longest > _LABEL_SHARE * figure.get_figwidth()
+        or np.ptp(moved) > 2.001 * gap  # three curves may end at one place
+        or _LETTER * longest > _LABEL_SHARE * _figure_of(axes).get_figwidth()
     ):
         return list(range(len(handles)))
     for place, i in zip(places, order, strict=True):
@@ -191,12 +180,6 @@ def label_ends(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> lis
             color=ink(handles[curves[i]].get_color()),
         )
     return [number for number in range(len(handles)) if number not in curves]
-
-
-def _fraction(axes: Axes, x: float) -> float:
-    """Return the place of a value on the horizontal axis: 0 is the left end, 1 the right."""
-    left, place, right = axes.xaxis.get_transform().transform(np.insert(axes.get_xlim(), 1, x))
-    return float((place - left) / (right - left))
 
 
 def legend_inside(axes: Axes) -> None:
@@ -290,14 +273,13 @@ def ticks_at(axis: Any, values: Iterable[Any]) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def title(figure: Any, text: str, width: float | None = None) -> None:
-    """Set the wrapped title of a figure, or of a part of it that is ``width`` inches wide.
+def title(figure: Any, text: str) -> None:
+    """Set the wrapped title of a figure, or of a part of it that is as wide.
 
     For many lines the figure grows. Its parts are rows of equal height.
     """
     root = figure.get_figure(root=True)
-    inches = min(root.get_figwidth(), width or np.inf)
-    wrapped_text = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
+    wrapped_text = wrapped(text, _TITLE_WIDTH * root.get_figwidth() / SINGLE)
     parts = [figure] if figure is root else root.subfigs
     _make_room(root, wrapped_text, [part.get_suptitle() for part in parts], len(parts))
     figure.suptitle(wrapped_text, **TITLE)

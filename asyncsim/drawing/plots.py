@@ -121,8 +121,7 @@ def compare(
         if measure.endswith("loss"):
             scale_losses(axes, *loss_axis(curves.values()))
         looks = look.looks(groups) if labels is None else look.category_looks(groups)
-        words = {name: appearance.label for name, appearance in looks.items()}
-        draw_curves(axes, curves, words, against, looks=looks)
+        draw_curves(axes, curves, looks, against)
         axes.set_ylabel(axis_of(measure))
         layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
         problems = dict.fromkeys(
@@ -134,12 +133,9 @@ def compare(
     return figure
 
 
-def overview(trace: Trace, width: float | None = None) -> Figure:
-    """Draw the staleness histogram and the first visits of a trace side by side: `Trace.plot`.
-
-    ``width``: as in `compare`.
-    """
-    with look.style(), appearance(width):
+def overview(trace: Trace) -> Figure:
+    """Draw the staleness histogram and the first visits of a trace side by side: `Trace.plot`."""
+    with look.style():
         figure, (histogram_axes, timeline_axes) = look.new_figure(look.DOUBLE, 2.8, 2)
         staleness_histogram(histogram_axes, trace)
         timeline(timeline_axes, trace, 12)
@@ -285,19 +281,6 @@ def queue_length(axes: Axes, trace: Trace) -> None:
     # Visits are whole, but their means may all lie between two numbers.
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=highest >= 3, steps=[1, 2, 5, 10]))
     legend_inside(axes)
-
-
-def waits(axes: Axes, trace: Trace) -> None:
-    """Draw how long each worker waited for every other one, as a share of the time; without a
-    server.
-    """
-    share = trace.waits() / trace.frame["commit_time"].iloc[-1]
-    image = axes.imshow(share, cmap="Blues", vmin=0, interpolation="nearest")
-    axes.set_xlabel("for worker")
-    axes.set_ylabel("waits: worker")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.figure.colorbar(image, ax=axes, label="share of its time")
 
 
 def _last_shown(staleness: np.ndarray, theory: StalenessTheory | None) -> int:

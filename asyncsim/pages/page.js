@@ -50,7 +50,8 @@ function table(parent, { name, columns, words, rows }, shown = (cell) => cell) {
   scroll.tabIndex = 0;
   scroll.setAttribute("role", "region");
   scroll.setAttribute("aria-label", name);
-  const longest = columns.map((_, i) => Math.max(words[i].length, ...rows.map((row) => shown(row[i]).length)));
+  // On paper a heading may be broken between its words.
+  const longest = columns.map((_, i) => Math.max(...words[i].split(" ").map((word) => word.length), ...rows.map((row) => shown(row[i]).length)));
   const node = element("table", null, scroll);
   node.style.setProperty("--characters", longest.reduce((sum, length) => sum + length + 2, 0));
   const head = element("tr", null, element("thead", null, node)), body = element("tbody", null, node);

@@ -37,7 +37,6 @@ from asyncsim.replays.suitable import require_enough, require_replies, require_s
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.columns import setting_text
 from asyncsim.study.config import MOST_SEEDS, StudyConfig
-from asyncsim.study.executor import computing_device
 from asyncsim.study.jobs import Job, Tables
 from asyncsim.study.outcome import outcome
 from asyncsim.study.results import SUMMARY, TRIALS
@@ -449,7 +448,7 @@ def _replayed(
         evaluate_until=goal.is_met_at if goal is not None and evaluate_every else None,
         attack=config.attack,
     )
-    with computing_device(config.device), warnings.catch_warnings():
+    with config.computing_device(), warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakAttackWarning)  # said before the first run
         trace = _trace(cluster, commits, seed)
         if config.directions_every:

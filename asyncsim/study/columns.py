@@ -100,7 +100,11 @@ def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = No
 
 
 def setting_text(name: str, value: Any) -> str:
-    """Return an option and its value in words; data that are alike have an infinite ``split``."""
+    """Return an option and its value in words; a ``name`` stands alone, and data that are alike
+    have an infinite ``split``.
+    """
+    if name == "name":
+        return str(value)
     return f"{name.replace('_', ' ')} {'none' if value in (None, np.inf) else value}"
 
 

@@ -6,7 +6,6 @@ A study whose Config has a field ``scale`` may have a table ``SCALES`` of config
 
 import ast
 import contextlib
-import errno
 import os
 import shlex
 import sys
@@ -21,7 +20,6 @@ import platformdirs
 import asyncsim.study.results as results
 from asyncsim import __version__
 from asyncsim.base.console import (
-    discard_output,
     each_note_once,
     note,
     summary_of,
@@ -44,8 +42,6 @@ from asyncsim.study.loading import (
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study with failed runs.
-#: Errors of a full disk under standard output.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _NO_CACHE = "--no-compilation-cache"
 _USAGE = f"""usage: asyncsim study NAME [options]
        asyncsim study NAME -h          the common options; --help lists all options
@@ -89,36 +85,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments == ["--version"]:
             print(f"asyncsim {__version__}")
-            code = 0
         elif not arguments or arguments[0] in ("-h", "--help"):
             print(overview())
             _warn_of(hidden())
-            code = 0
         elif arguments[0] in GROUPS and {"-h", "--help"}.issuperset(arguments[1:]):
             print(overview(arguments[0]))
-            code = 0
         else:
             with interruptible():
-                code = _run(*without_group(arguments), keep_compiled=_NO_CACHE not in typed)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # here a full disk or a closed pipe can still be reported
-        return code
+                return _run(*without_group(arguments), keep_compiled=_NO_CACHE not in typed)
+        return 0
     except InputError as error:
         tell_error(error, f"asyncsim study {arguments[0]} --help explains the options")
         return 2
     except KeyboardInterrupt as interruption:
         tell(": ".join(["interrupted", *map(str, interruption.args)]))
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
-        discard_output()
-        return 0
-    except OSError as error:
-        if error.filename is not None or error.errno not in _FULL:
-            raise
-        # Only of printed text: files that cannot be written raise an InputError.
-        discard_output()
-        tell_error(f"standard output cannot be written: {error.strerror}; free some space")
-        return 2
 
 
 def _run(name: str, *options: str, keep_compiled: bool) -> int:
@@ -177,7 +158,7 @@ def configure(
     folder, typed = value_of("resume", options), options
     # Other options may be a stranger's.
     recordable = set(getattr(options_alone.Config, "__dataclass_fields__", ())) - ELSEWHERE
-    recorded = command_line.options_of(results.command_of(folder, name), recordable)
+    recorded = command_line.options_of(results.typed_in(folder, name) or [], recordable)
     if recorded:
         tell(printable(f"resuming with {shlex.join(recorded)}"))
     options = [*command_line.options_of(recorded, recordable - fields_of(typed)), *typed]

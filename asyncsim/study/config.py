@@ -7,14 +7,13 @@ a config does not.
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import asyncsim.study.executor as executor
 import asyncsim.study.results as results
 from asyncsim.base.console import note
 from asyncsim.base.errors import (
@@ -76,6 +75,18 @@ def fields_of(options: Iterable[str]) -> frozenset[str]:
         option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--")
     }
     return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
+
+
+def check_values(name: str, values: Any, remedy: str = "give one or more") -> None:
+    """Raise InputError unless the values of an option are a list, with each value once; ``remedy``:
+    if it is empty.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
+    if not values:
+        raise InputError(f"{name}: none given; {remedy}")
+    if len(set(map(str, values))) < len(values):
+        raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
 
 
 @dataclass(frozen=True)
@@ -145,11 +156,25 @@ class JobOptions:
                 f"accelerators_per_run = {accelerators}: above one it must be a whole number"
             )
 
-    def computing_device(self) -> contextlib.AbstractContextManager[None]:
-        """Let JAX compute on the chosen kind of device; see
-        `asyncsim.study.executor.computing_device`.
+    @contextlib.contextmanager
+    def computing_device(self) -> Iterator[None]:
+        """Let JAX compute on the chosen kind of device, for the length of a ``with`` block;
+        ``default`` leaves it to JAX.
         """
-        return executor.computing_device(self.device)
+        import jax
+
+        if self.device == "default":
+            yield
+            return
+        try:
+            device = jax.devices(self.device)[0]
+        except RuntimeError:
+            raise InputError(
+                f"device = {self.device!r}: JAX finds none here; choose default, which is "
+                f"{jax.default_backend()}"
+            ) from None
+        with jax.default_device(device):
+            yield
 
     def options_record(self, without: Collection[str] = ELSEWHERE) -> dict[str, Any]:
         """Return the options that the results depend on, as values of JSON.

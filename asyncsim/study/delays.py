@@ -178,15 +178,18 @@ def tabulate(summary: pd.DataFrame, keys: Sequence[str], reference: Mapping[str,
     pairs = pairs.assign(ratio=pairs["log"] - pairs["log_of"])
     untuned = runs.merge(of_reference, on=[*shared, RATE, "seed"], suffixes=("", "_of"))
     untuned = (untuned["log"] - untuned["log_of"]).groupby([untuned[name] for name in keys]).mean()
-    rows = []
-    for values, seeds in pairs.groupby(keys, sort=False):
-        ratio, low, high = np.exp(paired_interval(seeds["ratio"])).tolist()
-        row = {**dict(zip(keys, values, strict=True)), RATE: seeds[RATE].iloc[0]}
-        row |= {"loss": np.exp(seeds["log"].mean()), "ratio": ratio, "low": low, "high": high}
-        between = f" ({number_text(low)} to {number_text(high)})" if np.isfinite(low) else ""
-        row |= {"times": f"{number_text(ratio)}{between}" if np.isfinite(ratio) else "-"}
-        rows.append({**row, "untuned": np.exp(untuned.get(values, np.nan))})
-    return Tabulated(pd.DataFrame(rows), rates, pairs)
+    groups = pairs.groupby(keys, sort=False)
+    table = groups["log"].mean().to_frame("loss")
+    table[["ratio", "low", "high"]] = list(groups["ratio"].apply(paired_interval))
+    table = np.exp(table.assign(untuned=untuned))
+    table.insert(0, RATE, groups[RATE].first())
+    table.insert(5, "times", list(map(_times, table["ratio"], table["low"], table["high"])))
+    return Tabulated(table.reset_index(), rates, pairs)
+
+
+def _times(ratio: float, low: float, high: float) -> str:
+    between = f" ({number_text(low)} to {number_text(high)})" if np.isfinite(low) else ""
+    return f"{number_text(ratio)}{between}" if np.isfinite(ratio) else "-"
 
 
 def names_of(table: pd.DataFrame, columns: Sequence[str]) -> pd.Series:

@@ -13,8 +13,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
 from typing import Any, NamedTuple, Protocol
 
 from asyncsim.base.console import tell
@@ -76,7 +74,7 @@ class Local:
             with settings():
                 return function(*job)
 
-        pool = ThreadPoolExecutor(self._at_once, initializer=work_until, initargs=(stop,))
+        pool = futures.ThreadPoolExecutor(self._at_once, initializer=work_until, initargs=(stop,))
         try:
             yield from completions(pool, work, jobs)
         except KeyboardInterrupt:
@@ -131,27 +129,6 @@ def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
         return JobError(message, "".join(traceback.format_exception(error)))
 
 
-@contextlib.contextmanager
-def computing_device(kind: str) -> Iterator[None]:
-    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves
-    it to JAX.
-    """
-    import jax
-
-    if kind == "default":
-        yield
-        return
-    try:
-        device = jax.devices(kind)[0]
-    except RuntimeError:
-        raise InputError(
-            f"device = {kind!r}: JAX finds none here; choose default, which is "
-            f"{jax.default_backend()}"
-        ) from None
-    with jax.default_device(device):
-        yield
-
-
 class LocalProcesses:
     """Computes jobs of one function in processes of this machine, one per core; this process
     computes all others.
@@ -175,8 +152,10 @@ class LocalProcesses:
         if count < 2 or any(job[0] is not self._function for job in jobs):
             yield from Local().map(function, jobs)
             return
+        from multiprocessing import get_context  # not for `asyncsim study NAME -h`
+
         # Not forked: JAX may have threads here. Ctrl-C is for this process, which ends the others.
-        pool = ProcessPoolExecutor(count, get_context("spawn"), ignore_from_now_on)
+        pool = futures.ProcessPoolExecutor(count, get_context("spawn"), ignore_from_now_on)
         try:
             yield from completions(pool, function, jobs)
         finally:

@@ -140,10 +140,21 @@ def _in_a_line(box: str, name: str, typed: Sequence[str]) -> str:
     message = message.removeprefix("Error parsing ").rstrip(".")
     for form, ours in _MESSAGES:
         message = re.sub(form, ours, message)
-    if match := re.fullmatch(r"--(\S+): too few values, (.*)", message):
-        values = " ".join(options_of(typed, fields_of([f"--{match[1]}"]))[1:])
-        return f"{match[1]} = {values!r}: too few values; {match[2]}"
+    if match := re.fullmatch(r"(--\S+): too few values, (.*)", message):
+        return _refused_values(match[1], typed, f"too few values; {match[2]}")
+    if match := re.match(r"Unrecognized options: ([^-,][^,]*)", message):
+        place = next(i for i, text in enumerate(typed) if text.startswith(match[1]))
+        flag = next((text for text in typed[place - 1 :: -1] if text.startswith("--")), "")
+        is_switch = place and flag == typed[place - 1]
+        fault = f"takes no value; write {flag} alone" if is_switch else "too many values"
+        message = _refused_values(flag, typed, fault) if flag else message
     return message if "; " in message else f"{message}; {remedy.removeprefix(_HELP)}"
+
+
+def _refused_values(flag: str, typed: Sequence[str], fault: str) -> str:
+    (name,) = fields_of([flag])
+    values = " ".join(options_of(typed, [name])[1:])
+    return f"{name} = {values!r}: {fault}"
 
 
 def refuse_unknown_names(config: Any) -> None:
@@ -157,14 +168,11 @@ def refuse_unknown_names(config: Any) -> None:
 def names_of(table: str) -> list[str]:
     """Return the names of all ``methods`` or ``problems``, without importing them."""
     path = Path(__file__).parent.parent / table / "__init__.py"
-    for statement in ast.parse(path.read_text()).body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(names := statement.value, ast.Dict):
-            return [str(key.value) for key in names.keys if isinstance(key, ast.Constant)]
-        if isinstance(statement, ast.AnnAssign) and isinstance(
-            names := statement.value, ast.DictComp
-        ):
-            return [ast.unparse(name) for name in getattr(names.generators[0].iter, "elts", [])]
-    return []
+    body = ast.parse(path.read_text()).body
+    entries: Any = next(node.value for node in body if isinstance(node, ast.AnnAssign))
+    is_table = isinstance(entries, ast.Dict)
+    names: Any = entries.keys if is_table else entries.generators[0].iter.elts
+    return [ast.unparse(name).strip("'") for name in names]
 
 
 def split_numbers(typed: Sequence[str]) -> list[str]:

@@ -241,7 +241,7 @@ def _shares(trace: Trace, begin: float) -> dict[str, float]:
 class Candidate(NamedTuple):
     """A cluster of a plan."""
 
-    labels: Mapping[str, Any]  #: its choices by their names
+    labels: Mapping[str, Any]  #: its name, and its choices by their names
     cluster: Cluster
     message_bytes: tuple[float, float]  #: up and down
 

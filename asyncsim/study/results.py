@@ -291,22 +291,14 @@ def remember(folder: Path, strict: bool = False) -> None:
             ) from error
 
 
-def command_of(folder: str, study: str) -> list[str]:
-    """Return the command line of a study in its folder; empty for another study, or a study run in
-    Python.
+def typed_in(folder: str | os.PathLike | None, study: str | None = None) -> list[str] | None:
+    """Return the command line of the study in a folder; None if it is unknown, or of another study
+    than ``study``.
     """
-    is_one = folder and config_of(Path(folder)).get("study") == study
-    return (typed_in(Path(folder)) if is_one else None) or []
-
-
-def typed_in(folder: Path | None) -> list[str] | None:
-    """Return the command line of the study in a folder; None if it is unknown."""
-    typed = None if folder is None else config_of(folder).get(COMMAND)
-    return (
-        typed
-        if isinstance(typed, list) and all(isinstance(option, str) for option in typed)
-        else None
-    )
+    config = config_of(Path(folder)) if folder else {}
+    typed = config.get(COMMAND)
+    is_typed = isinstance(typed, list) and all(isinstance(option, str) for option in typed)
+    return typed if is_typed and study in (None, config.get("study")) else None
 
 
 def resume_option(folder: Path) -> str:

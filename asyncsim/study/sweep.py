@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from asyncsim.base.console import each_note_once, note
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.study import results
-from asyncsim.study.config import CellConfig, JobOptions, StudyConfig
+from asyncsim.study.config import CellConfig, JobOptions, StudyConfig, check_values
 from asyncsim.study.jobs import Job, Result, executor_of, run_jobs
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS
 from asyncsim.study.target import TargetOptions
@@ -143,18 +143,6 @@ def preset(
     config.__module__ = base.__module__
     scales = {"small": config()}
     return config, scales if paper is None else {**scales, "paper": config(scale="paper", **paper)}
-
-
-def check_values(name: str, values: Any, remedy: str = "give one or more") -> None:
-    """Raise InputError unless the values of an option are a list, with each value once; ``remedy``:
-    if it is empty.
-    """
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
-    if not values:
-        raise InputError(f"{name}: none given; {remedy}")
-    if len(set(map(str, values))) < len(values):
-        raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
 
 
 @each_note_once()

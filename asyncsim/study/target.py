@@ -8,6 +8,7 @@ import numpy as np
 
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.study.config import check_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,14 +72,9 @@ def check_rates(tune: Sequence[float]) -> None:
     """Raise InputError unless ``tune`` is a list of learning rates to try, each above zero and
     given once.
     """
-    if not isinstance(tune, list | tuple):
-        raise InputError(f"tune = {tune!r}: must be a list; write ({tune!r},) for one")
-    if not tune:
-        raise InputError("tune: none given; give one or more learning rates, or leave it out")
+    check_values("tune", tune, "give one or more learning rates, or leave it out")
     for rate in tune:
         require_positive("tune", rate)
-    if len(set(tune)) < len(tune):
-        raise InputError(f"tune = {tune}: holds a rate twice; give each once")
 
 
 class Target(NamedTuple):
@@ -120,13 +116,10 @@ class Target(NamedTuple):
             sorted(name for name in measures(problem) if _kind(name) in _USUAL),
         )
 
-    def is_met_by(self, values: Any) -> Any:
-        """Return whether values meet it: an array of booleans."""
-        return values >= self.value - _ROUND_OFF if self.from_below else values <= self.value
-
     def is_met_at(self, evaluation: Mapping[str, float]) -> bool:
         """Return whether an evaluation meets it."""
-        return bool(self.is_met_by(evaluation[self.of]))
+        value = evaluation[self.of]
+        return bool(value >= self.value - _ROUND_OFF if self.from_below else value <= self.value)
 
     def time(self, evaluations: Mapping[str, Any]) -> float:
         """Return the simulated time (s) until a run met and held it; an accuracy is compared by its

@@ -94,7 +94,6 @@ def _maps(
         f"{number_text(ours[key])} with {counted(int(key[0]), 'worker')} and a window of {key[1]}"
         for key in (ours.idxmax(), ours.idxmin())
     ]
-    figure.set_label(
-        findings.sentence(f"{text}, {part or label}: {ends[0]}, the highest, and {ends[1]}")
-    )
+    subject = ", ".join(filter(None, (text, part)))
+    figure.set_label(findings.sentence(f"{subject}: {ends[0]}, the highest, and {ends[1]}"))
     return figure

@@ -131,9 +131,8 @@ def draw(results: Finished, name: str) -> Figure:
         beside = FAMILIES[shown.beside]
         parts.append((beside, beside.at_its_rate(beside.rows(results))))
     ours = [part.curves(of_part) for part, of_part in parts]
-    panel = name.partition(",")[0]
     theirs = [
-        published_curves(of_part, panel, part.series, curves)
+        published_curves(of_part, name, part.series, curves)
         for (part, of_part), curves in zip(parts, ours, strict=True)
     ]
     figure, (axes,) = look.new_figure(*PANEL)
