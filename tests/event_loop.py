@@ -15,6 +15,7 @@ import pandas as pd
 from jax.flatten_util import ravel_pytree
 
 from asyncsim import recorders
+from asyncsim.byzantine.attacks import parse_attack
 from asyncsim.methods import Memories, Visit
 from asyncsim.methods.method import OF_MESSAGE
 from asyncsim.replays.attacked import under_attack
@@ -328,6 +329,7 @@ def deviations(trace, method, problem, attack=None, expected=None, **options) ->
     """Return the relative deviations of a replay from the loop of the same method, or of the
     ``expected`` one: of what is recorded of the messages, and of the last central variable.
     """
+    attack = parse_attack(attack)
     options = {"precision": "float64", "record": [recorders.energy()]} | options
     replay = Replay(trace, method, problem, attack=attack, **options)
     for stop in np.unique(np.append(options.get("stops", []), len(replay.trace))).astype(int):

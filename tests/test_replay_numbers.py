@@ -314,7 +314,9 @@ TABLE = {
     "servers, replies": lambda: several(methods.async_nesterov),
     "servers, groups of tensors": lambda: several(LOCAL_MOMENTUM, "digits", servers=GROUPS),
     "servers, an attack": lambda: several(methods.downpour, attack="alie(workers=1, z=1.5)"),
-    "tensors": lambda: of_tensors(methods.downpour, make_trace(commits=80), attack="alie(2)"),
+    "tensors": lambda: of_tensors(
+        methods.downpour, make_trace(commits=80), attack="alie(2, z=1.5)"
+    ),
     "tensors, diagnostics, origin and proxy": lambda: of_tensors(
         methods.gem, make_trace("read_then_write, two visits", commits=80), record=LOOKS
     ),
