@@ -3,7 +3,7 @@ of those with one.
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,12 @@ def gossip(cluster, commits, seed):
     return pd.DataFrame(engine(cluster, commits, seed), columns=COLUMNS)
 
 
+def draws(cluster, seed):
+    """Return functions of a worker that draw its times of computing and of travel."""
+    duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
+    return duration, delays([cluster.latency_up] * cluster.workers, seed, "latency up")
+
+
 ARRIVE, APPLY, GO_ON = range(3)
 
 
@@ -27,46 +33,41 @@ def messages(cluster, commits, seed):
     """The usual loop: an event for each arrival, and a look at who may go on after each."""
     n, policy = cluster.workers, cluster.policy
     matrices = cluster.topology.matrices(n)
-    duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
-    latency = delays([cluster.latency_up] * n, seed, "latency up")
+    duration, latency = draws(cluster, seed)
     beside = policy.mix == "beside"
     events, rows, number = [], [], [0] * n
-    box, idle, start, end = [[] for _ in range(n)], {}, [0.0] * n, [0.0] * n
-    taken = [[] for _ in range(n)]
+    box, idle, start, end = [[] for _ in range(n)], set(), [0.0] * n, [0.0] * n
+    taken, arrived = [[] for _ in range(n)], Counter()  # messages of each taker and job
 
     def compute(i, now):
         start[i], end[i] = now, now + duration(i)
-        heapq.heappush(events, (end[i], APPLY if not beside else GO_ON, i, None))
+        heapq.heappush(events, (end[i], GO_ON if beside else APPLY, i, None))
 
     def may_go_on(i):
-        if policy.name == "asynchronous":
-            return True
         job = number[i] - 1 - (policy.steps or 0)
-        if job < 0:
+        if policy.name == "asynchronous" or job < 0:
             return True
-        needed = np.count_nonzero(matrices[job % len(matrices)][i]) - (
-            matrices[job % len(matrices)][i, i] > 0
-        )
-        return sum(k == job for _, k, _ in received[i]) == needed
+        return arrived[i, job] == np.count_nonzero(np.delete(matrices[job % len(matrices)][i], i))
 
-    received = [[] for _ in range(n)]  # whatever has come: (row, job, share)
+    def go_on(i, now):
+        heapq.heappush(events, (now, APPLY if beside else GO_ON, i, "go"))
+
     for i in range(n):
         compute(i, 0.0)
     while len(rows) < commits:
         now, kind, i, message = heapq.heappop(events)
         if kind == ARRIVE:
             box[i].append(message)
-            received[i].append(message)
+            arrived[i, message[1]] += 1
             if i in idle and may_go_on(i):
-                del idle[i]
-                heapq.heappush(events, (now, APPLY if beside else GO_ON, i, "go"))
-        elif (
-            kind == GO_ON and message is None
-        ):  # a gradient beside the messages, or a worker done: go on if it can
+                idle.remove(i)
+                go_on(i, now)
+        elif kind == GO_ON and message is None:
+            # A gradient beside the messages, or a worker done: go on if it can.
             if may_go_on(i):
-                heapq.heappush(events, (now, APPLY if beside else GO_ON, i, "go"))
+                go_on(i, now)
             else:
-                idle[i] = True
+                idle.add(i)
         else:
             if kind == GO_ON or beside:
                 job = number[i] - 1
@@ -78,13 +79,10 @@ def messages(cluster, commits, seed):
             shares = matrices[number[i] % len(matrices)][:, i]
             for taker in np.flatnonzero(shares):
                 if taker != i:
-                    arrives = now + latency(i)
-                    heapq.heappush(
-                        events, (arrives, ARRIVE, int(taker), (len(rows), number[i], shares[taker]))
-                    )
-            rows.append(
-                (i, start[i], end[i], now, [m[0] for m in taken[i]], [m[2] for m in taken[i]], -1)
-            )
+                    sent = len(rows), number[i], shares[taker]
+                    heapq.heappush(events, (now + latency(i), ARRIVE, int(taker), sent))
+            sources, weights = ([message[k] for message in taken[i]] for k in (0, 2))
+            rows.append((i, start[i], end[i], now, sources, weights, -1))
             taken[i], number[i] = [], number[i] + 1
             if beside:
                 compute(i, now)
@@ -96,8 +94,7 @@ def messages(cluster, commits, seed):
 def meetings(cluster, commits, seed):
     """Exchanges that queue at both replicas, and begin when they are the first at both."""
     n = cluster.workers
-    duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
-    latency = delays([cluster.latency_up] * n, seed, "latency up")
+    duration, latency = draws(cluster, seed)
     near = cluster.topology.neighbours(n)
     queues, events, rows, number = [deque() for _ in range(n)], [], [], [0] * n
     start, end = [0.0] * n, [0.0] * n

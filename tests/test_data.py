@@ -312,14 +312,3 @@ def test_dirichlet_shards_are_disjoint_complete_and_of_one_size(
     assert [len(shard) for shard in shards] == [
         len(range(i, len(label), workers)) for i in range(workers)
     ]
-
-
-def test_workers_draw_from_their_dirichlet_shards():
-    problem = digits(split=0.1, batch_size=8)
-    shards = dirichlet_shards(problem.train["label"], 5, 0.1, 3)
-    worker, job = np.repeat(np.arange(5), 35), np.tile(np.arange(35), 5)
-    rows = problem.batch_indices(3, 5).rows(worker, job)
-    for shard, drawn in zip(shards, rows.reshape(5, -1), strict=True):
-        assert set(drawn) <= set(shard) and len(set(drawn)) == 35 * 8
-    assert problem.config["split"] == 0.1 and "split" not in digits().config
-    assert not np.array_equal(shards[0], dirichlet_shards(problem.train["label"], 5, 0.1, 4)[0])

@@ -412,6 +412,7 @@ def test_a_custom_problem_splits_its_examples():
     shards = dirichlet_shards(problem.train["label"], 3, 0.1, 5)
     first = problem.batch_indices(5, workers=3).rows([0, 1, 2], [0, 0, 0])
     assert all(set(row.flat) <= set(shard) for row, shard in zip(first, shards, strict=True))
+    assert not np.array_equal(shards[0], dirichlet_shards(problem.train["label"], 3, 0.1, 6)[0])
     assert problem.config["split"] == 0.1
     assert split_by_class(split=parts).config["split"] == [5, 2]
     function = split_by_class(split=lambda workers, seed: parts)

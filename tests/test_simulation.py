@@ -81,6 +81,12 @@ def test_trials_of_constant_times():
     assert numbers["lost_to_waiting"] == pytest.approx(2 / 12)
 
 
+def test_a_round_without_a_message_makes_no_version():
+    frame = simulate(Cluster(2, Exponential(1.0), policy=trials(0.05)), 30, seed=1).frame
+    rounds = frame["start_time"].nunique()  # one instant per round
+    assert frame["version"].iloc[-1] < 30 < rounds
+
+
 def test_success_of_trials():
     laws, times = [Exponential(1.0), Gamma(2.0, 0.5), 1.0], [1.0, 3.0, 2.0]
     cluster = Cluster(3, laws, policy=trials(times), window=3)

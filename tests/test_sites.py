@@ -171,8 +171,6 @@ def test_failures_have_units_and_sites():
     crash = failures.crash("exponential(7200)", 120, detect=30, site=1)
     cluster = Cluster(4, 1.0, sites=[2, 2], far_latency="40 ms", far_every=2, failures=[text])
     assert cluster.failures == (crash,) and Cluster.from_dict(cluster.to_dict()) == cluster
-    often = Cluster(4, 1.0, sites=[2, 2], far_latency=0.5, failures=["crash(30, 5 s, site=1)"])
-    assert set(simulate(often, 200).spells["worker"]) == {2, 3}
 
 
 def test_ten_visits_to_a_server_at_the_first_of_three_sites_by_hand(tmp_path):
