@@ -1,6 +1,4 @@
-"""Executors: failed runs are rows, interrupted studies are resumed, and Ray gives the bytes that
-this process does.
-"""
+"""Executors: failed runs are rows, interrupted studies resume, and Ray gives the same bytes."""
 
 import contextlib
 import json
@@ -42,8 +40,6 @@ RUNS = [f"runs/downpour-seed{seed}" for seed in range(4)]
 TOY = """
 from asyncsim.study.config import StudyConfig as Config
 from asyncsim.study.sweep import run_cells, sweep
-
-
 def run(config):
     config.check()
     with config.computing_device():
@@ -105,8 +101,8 @@ def undisturbed(tmp_path_factory):
 
 def files(folder: str) -> dict[str, bytes]:
     """Return all files in a folder but that which says when and for how long a study ran."""
-    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
-    paths = [path for path in paths if path.name != "made.json"]
+    every = (path for path in Path(folder).rglob("*") if path.is_file())
+    paths = [path for path in every if path.name != "made.json"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
@@ -319,11 +315,8 @@ def test_tables_have_the_rows_of_jobs_in_their_order_beside_the_errors_and_are_k
         return runner, runner.tables()["b.csv"], capsys.readouterr().err.splitlines()
 
     runner, rows, err = run(measured)
-    assert [pd.read_csv(name)["x"].tolist() for name in ("a.csv", "b.csv")] == [
-        [2, 3],
-        rows["x"].tolist(),
-    ]
-    assert rows["x"].tolist() == [0, 1, 2, 3, 3]
+    kept = [pd.read_csv(name)["x"].tolist() for name in ("a.csv", "b.csv")]
+    assert kept == [[2, 3], rows["x"].tolist()] == [[2, 3], [0, 1, 2, 3, 3]]
     error = "ZeroDivisionError: division by zero"
     assert rows[["status", "error"]].dropna().values.tolist() == [["failed", error]] * 2
     assert runner.missing == ["parts/of/job 0.json", "parts/of/job 1.json"]
@@ -348,9 +341,6 @@ def test_a_damaged_part_is_computed_again_aloud(capsys, damaged):
         runner.run([job])
         assert runner.tables()["a.csv"]["x"].tolist() == [1]
     assert capsys.readouterr().err.count("a.json: damaged") == 1
-
-
-# Failures
 
 
 def test_a_study_of_which_all_runs_fail_ends_with_the_error(toy, replayed):
@@ -378,14 +368,10 @@ def cluster():
         yield
 
 
-def spread(cpus=1, accelerators=0.0):
-    from asyncsim.study.ray_executor import RayExecutor
-
-    return RayExecutor(cpus, accelerators)
-
-
 @needs_ray
 def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path):
+    from asyncsim.study.ray_executor import RayExecutor
+
     def job(number):
         if number == 1:
             raise ValueError("one")
@@ -395,25 +381,28 @@ def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path):
         return number, os.getpid()
 
     jobs = [(number,) for number in range(4)]
-    values = {completion.place: completion.value for completion in spread().map(job, jobs)}
+    values = {end.place: end.value for end in RayExecutor(1, 0.0).map(job, jobs)}
     failure = values.pop(1)
     assert failure.error == "ValueError: one" and "in job" in failure.traceback
     assert {place: number for place, (number, _) in values.items()} == {0: 0, 2: 2, 3: 3}
     assert os.getpid() not in {process for _, process in values.values()}
 
 
+HALF = """
+from asyncsim.methods import Applied, downpour
+SCALE = 0.5
+def scaled(central, message):
+    return Applied(central + SCALE * message)
+def half():
+    apply = lambda server, central, message, memory, visit: scaled(central, message)
+    return downpour(0.05)._replace(name='half', apply=apply)
+"""
+
+
 @needs_ray
 @pytest.mark.full
 def test_ray_gives_the_bytes_of_this_process(cluster, toy, optimized):
-    Path("mine.py").write_text(
-        "from asyncsim.methods import Applied, downpour\n"
-        "SCALE = 0.5\n"
-        "def scaled(central, message):\n"
-        "    return Applied(central + SCALE * message)\n"
-        "def half():\n"
-        "    apply = lambda server, central, message, memory, visit: scaled(central, message)\n"
-        "    return downpour(0.05)._replace(name='half', apply=apply)\n"
-    )
+    Path("mine.py").write_text(HALF)
     options = ["--workers=3", "--steps=8", "--seeds=2", "--problem=quadratic", "--device=cpu"]
     options.append("--methods=downpour,mine.py:half")
     toy(*options, "--out=here")
@@ -435,8 +424,8 @@ def test_a_node_that_is_killed_costs_no_row(tmp_path):
     options = ["toy", "--workers=4", "--steps=1500", "--seeds=3", "--methods=gem,downpour"]
     command = [sys.executable, "-m", "asyncsim.study", *options]
     ray = shutil.which("ray", path=Path(sys.executable).parent)
-    ray_start = [ray, "start", "--block", "--num-cpus=1", "--disable-usage-stats"]
-    ray_start.append("--object-store-memory=200000000")
+    limits = "--num-cpus=1 --object-store-memory=200000000 --disable-usage-stats"
+    ray_start = [ray, "start", "--block", *limits.split()]
     nodes = []
 
     def start(*arguments):

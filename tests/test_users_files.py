@@ -29,21 +29,16 @@ pytestmark = pytest.mark.usefixtures("quick_figures")
 FILES = {
     "mine": """
 from asyncsim.methods import Method, declared, gradient_steps
-
 @declared
 def damped(learning_rate=0.01, patience=10):
     return Method(gradient_steps(learning_rate))
-
 @declared
 def stepping(steps=3):
     return Method(gradient_steps(0.1))
-
 def needs(patience):
     return damped(patience=patience)
-
 def other():
     return 3
-
 made = damped()
 """,
     "moons": """
@@ -92,19 +87,15 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 from asyncsim import aggregation, attacks, topologies
-
 def line(workers):
     return topologies.adjacency(np.eye(workers, k=1) + np.eye(workers, k=-1))
-
 def trim(f):
     return aggregation.trimmed_mean(f=f)._replace(text=f"trim(f={f})")
-
 def reverse(workers, scale=3.0):
     def change(messages, honest, byzantine, key):
         mean = jnp.mean(messages, axis=0, where=honest[:, None])
         return jnp.where(byzantine[:, None], -scale * mean, messages)
     return attacks.Attack(workers, change=change, text=f"reverse(workers={workers})")
-
 def number():
     return 3
 """,
