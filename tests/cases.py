@@ -16,17 +16,14 @@ from asyncsim import (
     Gamma,
     Uniform,
     asynchronous,
-    methods,
     prescribed,
     problems,
     proportional_windows,
-    recorders,
     simulate,
 )
 from asyncsim.methods import Applied, Method, completing, gradient_steps, present
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.replays import tuning
-from asyncsim.replays.replay import Replay
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"'
@@ -35,9 +32,6 @@ COMMITS = 2000
 #: Pieces as an accelerator's, whose commits are all unrolled; twice as many take four times as long
 #: to compile.
 ACCELERATED = tuning._ACCELERATOR._replace(piece_sizes=(1, 4, 8), piece_overhead=2.0, unrolled=8)
-EVERY = 50  # commits between two forcings
-FORCED = 1e-12  # relative, after EVERY commits in float64
-
 PROTOCOLS = {
     "exchange": {},
     "read_then_write": {"protocol": "read_then_write"},
@@ -112,75 +106,15 @@ PROBLEMS = {
     "characters": lambda: problems.characters(4, context=8, width=8, heads=2),
     "cifar10, small": lambda: tiny_cifar10("small"),
 }
-METHODS = {
-    "downpour": methods.downpour,
-    "adaptive_staleness": methods.adaptive_staleness,
-    "gem": methods.gem,
-    "gem, paper": lambda: methods.gem(variant="paper"),
-    "sgd": lambda: methods.sgd(learning_rate=0.01),
-    "aeasgd": methods.aeasgd,
-    "lsgd": lambda: methods.lsgd(groups=3, global_every=2),
-    "dana_zero": lambda: methods.dana_zero(learning_rate=0.01),
-    "ringleader": methods.ringleader,
-}
 
 
-# One of each, so that what is compiled for them is compiled once.
+# One of each, so that what is compiled for it is compiled once.
 @functools.cache
 def make_problem(name):
     return PROBLEMS[name]()
 
 
-@functools.cache
-def make_method(name):
-    return METHODS[name]()
-
-
-def stopping(trace, method, problem, form=None):
-    """A replay that can stop wherever the loop takes over."""
-    stops = np.arange(EVERY, len(trace) + 1, EVERY)
-    return Replay(
-        trace,
-        method,
-        problem,
-        precision="float64",
-        stops=stops,
-        record=[recorders.energy()],
-        form=form,
-    )
-
-
 # Methods that use the rest of the interface, as a user writes them
-
-
-def mean_of_four(rate=0.05):
-    """The server collects four messages and applies their mean."""
-
-    def apply(server, central, message, memory, visit):
-        total, count = server[0] + message, server[1] + 1
-        full = count == 4
-        return Applied(
-            jnp.where(full, central + total / 4, central),
-            (jnp.where(full, 0, total), count % 4),
-            memory,
-        )
-
-    def init(central):
-        return jnp.zeros_like(central), jnp.int32(0)
-
-    return Method(
-        gradient_steps(rate), "mean of four", {"rate": rate}, apply=apply, init_server=init
-    )
-
-
-def counting(rate=0.05):
-    """The server keeps a number for each worker: how often it came."""
-
-    def apply(server, central, message, memory, visit):
-        return Applied(central + message / (1 + memory).astype(central.dtype), server, memory + 1)
-
-    init = {"init_memory": lambda central: jnp.int32(0)}
-    return Method(gradient_steps(rate), "counting", {"rate": rate}, apply=apply, **init)
 
 
 def noisy(rate=0.05, replies=False):
@@ -209,28 +143,6 @@ def noisy(rate=0.05, replies=False):
     options = {"reply": reply} if replies else {}
     return Method(
         steps, "noisy", {"rate": rate}, message=message, apply=apply, needs_key=True, **options
-    )
-
-
-def damped_buffer(rate=0.05):
-    """FedBuff: the server sums up damped messages, and applies their mean when the policy makes a
-    version.
-    """
-
-    def apply(server, central, message, memory, visit):
-        total, count = (
-            server[0] + message / jnp.sqrt(1 + visit.staleness.astype(message.dtype)),
-            server[1] + 1,
-        )
-        new = jnp.where(visit.completes, central + total / count.astype(message.dtype), central)
-        left = jnp.where(visit.completes, 0, total), jnp.where(visit.completes, 0, count)
-        return Applied(new, left, memory)
-
-    def init(central):
-        return jnp.zeros_like(central), jnp.int32(0)
-
-    return Method(
-        gradient_steps(rate), "damped buffer", {"rate": rate}, apply=apply, init_server=init
     )
 
 
@@ -268,23 +180,6 @@ def combining(rate=0.01):
     )
 
 
-def momentum_each(rate=0.02, mu=0.8):
-    """The server keeps a velocity for every worker, and the sum of them all."""
-
-    def apply(server, central, message, memory, visit):
-        velocity = mu * memory["v"] + message
-        return Applied(central + velocity, server + velocity - memory["v"], {"v": velocity})
-
-    zeros = jnp.zeros_like
-    return Method(
-        gradient_steps(rate),
-        "momenta",
-        apply=apply,
-        init_server=zeros,
-        init_memory=lambda c: {"v": zeros(c)},
-    )
-
-
 def pair_of_messages(rate=0.05):
     """The message is a tree, and the server divides one of its entries by the other."""
 
@@ -300,32 +195,8 @@ def pair_of_messages(rate=0.05):
 def decaying(visit):
     """A schedule over everything that a visit knows."""
     slower = 1 + visit.worker_step / 100 + visit.commit / 1000 + visit.time / 50
+    slower = slower + visit.place / 10 + visit.messages / 10
     return 0.1 * visit.local_steps / slower / (visit.staleness + 1)
-
-
-OWN = {
-    "server state": (mean_of_four, "exchange", 1),
-    "server memory, backup": (methods.dc_asgd, "exchange", 1),
-    "server memory, velocity": (momentum_each, "write_then_read", 1),
-    "message with the central variable, and resume": (methods.aeasgd, "exchange", 3),
-    "a tree as message": (pair_of_messages, "read_then_write", 1),
-    "a reply before the commit": (lambda: methods.dana_zero(0.01), "read_then_write", 1),
-    "an optimizer on the server": (lambda: methods.fedbuff(policy=None), "exchange", 3),
-    "local adam": (lambda: methods.downpour(optimizer=optax.adam(1e-2)), "exchange", 3),
-    "local momentum": (
-        lambda: methods.adaptive_staleness(optimizer=optax.sgd(0.02, 0.9)),
-        "prescribed",
-        1,
-    ),
-    "schedule": (lambda: methods.downpour(learning_rate=decaying), "exchange", 1),
-    "draws": (lambda: noisy(), "exchange", 3),
-    "draws, and a reply before the commit": (lambda: noisy(replies=True), "read_then_write", 1),
-    "schedule, gem": (
-        lambda: methods.gem(learning_rate=decaying),
-        "read_then_write, two visits",
-        1,
-    ),
-}
 
 
 # Own problems

@@ -4,13 +4,15 @@ the package.
 A rule is a function ``rule(w, server, x, visit)`` that returns the new central variable: ``w`` is
 what belongs to one worker, with ``w.read``, what it read last; ``visit`` has the trace's facts of a
 commit and ``steps(start)``, the list of the window's local steps, ``-RATE * gradient`` each, from a
-start. A rule that replies sets ``w.reply``.
+start. A rule that replies sets ``w.reply``. A rule has the name of its method, or a function of
+that name makes it of the method's options.
 
 Leaders differ only if replicas do: `diverse` rates are those of an optimizer that steps further for
 later workers.
 """
 
 import functools
+import inspect
 import types
 from fractions import Fraction
 
@@ -23,11 +25,22 @@ RATE, MU = 0.05, 0.9
 CURVATURE, START = np.linspace(0.1, 1.5, 16), np.linspace(-2, 1, 16)
 
 
+def rule_of(name, **options):
+    """Return the rule of a method with its options."""
+    make = globals()[name]
+    names = inspect.signature(make).parameters
+    return (
+        make
+        if "visit" in names
+        else make(**{name: options[name] for name in names if name in options})
+    )
+
+
 def run(rule, trace, rate=RATE):
     """Return the central variable after every commit of a trace, ``[commits + 1, parameters]``."""
     frame, n = trace.accepted.frame, trace.workers
     fresh = types.SimpleNamespace
-    workers = [fresh(read=START, x=START, v=0 * START, pull=0 * START, steps=0) for _ in range(n)]
+    workers = [fresh(read=START, x=START, v=0 * START, steps=0) for _ in range(n)]
     server, path, versions = fresh(workers=workers), [START], {0: START}
     before = 0
     for row in frame.itertuples():
@@ -44,7 +57,7 @@ def run(rule, trace, rate=RATE):
         visit = fresh(
             tau=row.staleness, n=n, worker=row.worker, completes=row.version > before, steps=steps
         )
-        visit.uniform = functools.partial(uniform, row.worker, w.steps)
+        visit.key = functools.partial(key, row.worker, w.steps)
         w.steps += 1
         x = rule(w, server, x, visit)
         if hasattr(w, "reply"):
@@ -55,87 +68,18 @@ def run(rule, trace, rate=RATE):
     return np.array(path)
 
 
-def uniform(worker, step, shape, seed=0):
-    """What a worker draws at a visit: the generator is the run's, which is all that a formula does
-    not say.
+def key(*numbers, seed=0):
+    """The key of a worker's draws at a visit: the generator is the run's, which is all that a
+    formula does not say.
     """
-    key = jax.random.wrap_key_data(stream_key(seed, "method").view(np.uint32)[:2])
-    for number in (worker, step):
-        key = jax.random.fold_in(key, number)
-    return np.asarray(jax.random.uniform(key, shape, float))
+    drawn = jax.random.wrap_key_data(stream_key(seed, "method").view(np.uint32)[:2])
+    for number in numbers:
+        drawn = jax.random.fold_in(drawn, number)
+    return drawn
 
 
 def gradient(at):
     return CURVATURE * at
-
-
-# Parameter server
-
-
-def agn(w, server, x, visit):
-    a = visit.steps(w.read)
-    return x + sum(a) / len(a)
-
-
-def adag(form="scaled", gamma=1e-4, averaged=False):
-    def rule(w, server, x, visit):
-        residual = sum(visit.steps(w.read)) / (len(visit.steps(w.read)) if averaged else 1)
-        squared = (x - w.read) ** 2
-        distance = {
-            "scaled": squared / gamma,
-            "original": squared / RATE,
-            "squared": squared / gamma**2,
-        }[form]
-        return x + residual / (1 + distance)
-
-    return rule
-
-
-def qsgd(levels, bucket):
-    def rule(w, server, x, visit):
-        update = sum(visit.steps(w.read))
-        sent, drawn = (
-            np.zeros_like(update),
-            visit.uniform((-(-len(update) // bucket), bucket)).ravel(),
-        )
-        for begin in range(0, len(update), bucket):
-            part = slice(begin, begin + bucket)
-            norm = np.sqrt(np.sum(update[part] ** 2))
-            for i in range(len(update))[part]:
-                a = levels * abs(update[i]) / norm
-                level = int(a) + (1 if drawn[i] < a - int(a) else 0)
-                sent[i] = norm * np.sign(update[i]) * level / levels
-        return x + sent
-
-    return rule
-
-
-def mem_sgd(count, memory=True):
-    def rule(w, server, x, visit):
-        whole = getattr(w, "kept", 0) + sum(visit.steps(w.read))
-        sent = np.zeros_like(whole)
-        for i in sorted(range(len(whole)), key=lambda i: -abs(whole[i]))[:count]:
-            sent[i] = whole[i]
-        w.kept = whole - sent if memory else 0
-        return x + sent
-
-    return rule
-
-
-def damping(factor):
-    def rule(w, server, x, visit):
-        return x + factor(visit) * sum(visit.steps(w.read))
-
-    return rule
-
-
-def by_rank(strength):
-    def rule(w, server, x, visit):
-        server.seen = [*getattr(server, "seen", []), visit.tau]
-        share = np.mean(np.array(server.seen) <= visit.tau)
-        return x + (1 + strength * (1 - 2 * share)) * sum(visit.steps(w.read))
-
-    return rule
 
 
 def collecting(value, complete):
@@ -152,14 +96,117 @@ def collecting(value, complete):
     return rule
 
 
-def softsync(weight):
+# Parameter server
+
+
+def downpour(w, server, x, visit):
+    return x + sum(visit.steps(w.read))
+
+
+hogwild = ringmaster = downpour
+
+
+def dynsgd(w, server, x, visit):
+    return x + sum(visit.steps(w.read)) / (visit.tau + 1)
+
+
+adaptive_staleness = dynsgd
+
+
+def agn(w, server, x, visit):
+    a = visit.steps(w.read)
+    return x + sum(a) / len(a)
+
+
+def adag(form, gamma, averaged):
+    def rule(w, server, x, visit):
+        residual = sum(visit.steps(w.read)) / (len(visit.steps(w.read)) if averaged else 1)
+        over = {"scaled": gamma, "original": RATE, "squared": gamma**2}[form]
+        return x + residual / (1 + (x - w.read) ** 2 / over)
+
+    return rule
+
+
+def qsgd(levels, bucket):
+    def rule(w, server, x, visit):
+        update, size = sum(visit.steps(w.read)), bucket or len(x)
+        shape = -(-len(update) // size), size
+        sent, drawn = 0 * update, np.ravel(jax.random.uniform(visit.key(), shape, float))
+        for begin in range(0, len(update), size):
+            part = slice(begin, begin + size)
+            norm = np.sqrt(np.sum(update[part] ** 2))
+            for i in range(len(update))[part]:
+                a = levels * abs(update[i]) / norm
+                level = int(a) + (1 if drawn[i] < a - int(a) else 0)
+                sent[i] = norm * np.sign(update[i]) * level / levels
+        return x + sent
+
+    return rule
+
+
+def mem_sgd(fraction, memory):
+    def rule(w, server, x, visit):
+        whole = getattr(w, "kept", 0) + sum(visit.steps(w.read))
+        sent = np.zeros_like(whole)
+        for i in sorted(range(len(whole)), key=lambda i: -abs(whole[i]))[: int(fraction * len(x))]:
+            sent[i] = whole[i]
+        w.kept = whole - sent if memory else 0
+        return x + sent
+
+    return rule
+
+
+def factor(law, strength, tau):
+    """The laws of damping by staleness."""
+    return {
+        "constant": 1,
+        "inverse": 1 / (1 + tau),
+        "exponential": np.exp(-strength * tau),
+        "polynomial": (1 + tau) ** -strength,
+    }[law]
+
+
+def damping(law, strength):
+    def rule(w, server, x, visit):
+        server.seen = [*getattr(server, "seen", []), visit.tau]
+        if law == "rank":
+            share = np.mean(np.array(server.seen) <= visit.tau)
+            scale = 1 + strength * (1 - 2 * share)
+        else:
+            scale = factor(law, strength, visit.tau)
+        return x + scale * sum(visit.steps(w.read))
+
+    return rule
+
+
+def delay_adaptive(rule, smoothness):
+    def scaled(w, server, x, visit):
+        tau, n = visit.tau, visit.n
+        scale = {
+            "mishchenko": n / max(n, tau),
+            "koloskova": 1 if tau <= n else min(RATE, 1 / (4 * smoothness * tau)) / RATE,
+            "drop": float(tau <= n),
+        }[rule]
+        return x + scale * sum(visit.steps(w.read))
+
+    return scaled
+
+
+def softsync(modulated):
     return collecting(
-        lambda w, visit: weight(visit.tau) * gradient(w.read),
+        lambda w, visit: gradient(w.read) / ((modulated and visit.tau) or 1),
         lambda server, x, rows: x - RATE * np.mean(rows, 0),
     )
 
 
-def median_of_version():
+def rennala():
+    return softsync(False)
+
+
+batch_sgd = rennala
+
+
+def robust():
     return collecting(
         lambda w, visit: gradient(w.read), lambda server, x, rows: x - RATE * np.median(rows, 0)
     )
@@ -168,62 +215,50 @@ def median_of_version():
 # Elastic averaging
 
 
-def heavy_ball(w, server, x, visit):
+def sgd(w, server, x, visit):
     w.v = MU * w.v + sum(visit.steps(w.read))
     return x + w.v
 
 
-def gem(size):
-    """Each update scaled so that the workers' common energy is the proxy's; ``size`` of an update,
-    which is never zero.
-    """
+def gem(variant):
+    """Each update scaled so that the workers' common energy is the proxy's."""
 
     def rule(w, server, x, visit):
         (u,) = visit.steps(w.read)
+        size = np.abs(u) + 1e-16 if variant == "paper" else np.abs(u + 1e-12)  # never zero
         w.v = MU * w.v + u
         d, w.pulled = x - getattr(w, "pulled", START), x
-        return x + np.clip((np.abs(w.v) - np.abs(d)) / size(u), 0, 5) * u
+        return x + np.clip((np.abs(w.v) - np.abs(d)) / size, 0, 5) * u
 
     return rule
 
 
-def aeasgd_moved(alpha):
+def aeasgd(alpha, beta, order):
     """dist-keras: pull, E = alpha (W - center), W -= E, commit E, then train on the batch at the
-    moved W.
+    moved W. The paper: x remembered, the exchange, then the gradient at the remembered x onto the
+    moved replica.
     """
 
     def rule(w, server, x, visit):
-        w.x = w.x + sum(visit.steps(w.x))
-        elastic = alpha(visit.n) * (w.x - x)
+        if order == "moved":
+            w.x = w.x + sum(visit.steps(w.x))
+        else:
+            # The gradient of the iteration before was computed while others visited.
+            w.x = w.x - RATE * gradient(getattr(w, "remembered", START))
+            w.remembered = w.x
+        elastic = (alpha or beta / visit.n) * (w.x - x)
         w.x = w.x - elastic
         return x + elastic
 
     return rule
 
 
-def aeasgd_remembered(alpha):
-    """The paper: x remembered, the exchange, then the gradient at the remembered x onto the moved
-    replica.
-    """
-
-    def rule(w, server, x, visit):
-        # The gradient of the iteration before was computed while others visited; it ends here.
-        remembered = getattr(w, "remembered", START)
-        w.x = w.x - RATE * gradient(remembered)
-        w.remembered = w.x
-        elastic = alpha(visit.n) * (w.remembered - x)
-        w.x = w.x - elastic
-        return x + elastic
-
-    return rule
-
-
-def eamsgd(alpha):
+def eamsgd(beta):
     def rule(w, server, x, visit):
         for _ in visit.steps(w.x):
             w.v = MU * w.v - RATE * gradient(w.x + MU * w.v)
             w.x = w.x + w.v
-        elastic = alpha(visit.n) * (w.x - x)
+        elastic = beta / visit.n * (w.x - x)
         w.x = w.x - elastic
         return x + elastic
 
@@ -245,12 +280,12 @@ def easgd(beta):
 # Compensation and gap
 
 
-def dc_asgd(lam, adaptive=False):
+def dc_asgd(compensation, adaptive):
     def rule(w, server, x, visit):
-        g, strength = gradient(w.read), lam
+        g, strength = gradient(w.read), compensation
         if adaptive:
             server.square = 0.95 * getattr(server, "square", 0) + 0.05 * g * g
-            strength = lam / np.sqrt(server.square + 1e-7)
+            strength = compensation / np.sqrt(server.square + 1e-7)
         return x - RATE * (g + strength * g * g * (x - w.read))
 
     return rule
@@ -271,8 +306,14 @@ def gap_aware(w, server, x, visit):
 def dana_zero(w, server, x, visit):
     w.v = MU * w.v + gradient(w.read)
     x = x - RATE * w.v
-    w.reply = x - RATE * MU * sum(one.v for one in server.workers)
+    w.reply = x - RATE * MU * sum(worker.v for worker in server.workers)
     return x
+
+
+def dana_slim(w, server, x, visit):
+    g = gradient(w.read)
+    w.v = MU * w.v + g
+    return x - RATE * (MU * w.v + g)
 
 
 def weight_prediction(w, server, x, visit):
@@ -293,34 +334,95 @@ def async_nesterov(look_ahead):
     return rule
 
 
-def dana_slim(w, server, x, visit):
-    g = gradient(w.read)
-    w.v = MU * w.v + g
-    return x - RATE * (MU * w.v + g)
-
-
 # Federated, and of the scale of language models
 
 
-def diloco_of_fragments(count, delay, blend, rate, mu, eager=False):
-    """Streaming DiLoCo with runs of parameters as fragments, as the papers print it: a table of the
-    workers' progress in each round.
+def end_of(w, visit):
+    return w.read + sum(visit.steps(w.read))
+
+
+averaging = collecting(end_of, lambda server, x, ends: np.mean(ends, 0))
+
+
+def fedasync(mixing, law, strength, rho):
+    def rule(w, server, x, visit):
+        weight = mixing * factor(law, strength, visit.tau)
+        end = w.read
+        for _ in visit.steps(w.read):
+            end = end - RATE * (gradient(end) + rho * (end - w.read))
+        return (1 - weight) * x + weight * end
+
+    return rule
+
+
+def outer_step(server, delta, rate, momentum, outer="nesterov"):
+    """Nesterov's step as in exogym, or heavy ball as in gensyn's program."""
+    server.m = momentum * getattr(server, "m", 0) + delta
+    return rate * (delta + momentum * server.m if outer == "nesterov" else server.m)
+
+
+def fedbuff(server_rate, server_momentum, law, strength):
+    def step(server, x, deltas):
+        return x - outer_step(server, np.mean(deltas, 0), server_rate, server_momentum)
+
+    return collecting(
+        lambda w, visit: factor(law, strength, visit.tau) * (w.read - end_of(w, visit)), step
+    )
+
+
+def diloco(server_rate, server_momentum, outer):
+    """A round of all workers."""
+
+    def step(server, x, ends):
+        return x - outer_step(server, x - np.mean(ends, 0), server_rate, server_momentum, outer)
+
+    return collecting(end_of, step)
+
+
+def async_local_sgd(server_rate, server_momentum, law, strength):
+    def rule(w, server, x, visit):
+        g = -factor(law, strength, visit.tau) * sum(visit.steps(w.read))
+        return x - outer_step(server, g, server_rate, server_momentum)
+
+    return rule
+
+
+def delayed_nesterov(server_rate, server_momentum, period, spread, law, strength):
+    mu, c = server_momentum, spread
+
+    def rule(w, server, x, visit):
+        count = period or visit.n
+        g = -factor(law, strength, visit.tau) * sum(visit.steps(w.read))
+        server.buffer = [*getattr(server, "buffer", []), g]
+        m = getattr(server, "m", 0)
+        if len(server.buffer) % count:
+            return x - server_rate * (c * mu * m + g / count)
+        server.m = mu * m + sum(server.buffer) / count
+        server.buffer = []
+        return x - server_rate * ((1 - c * count + c) * mu * server.m + g / count)
+
+    return rule
+
+
+def streaming_diloco(fragments, overlap, blend, server_rate, server_momentum, eager):
+    """Runs of parameters as fragments, as the papers print it: a table of the workers' progress in
+    each round.
     """
-    parts = np.array_split(np.arange(len(START)), count)
+    rate, mu, parts = server_rate, server_momentum, np.array_split(np.arange(16), fragments)
 
     def rule(w, server, x, visit):
         if not hasattr(server, "round"):
             server.round, server.table, server.m = 0, {}, [0 * START[part] for part in parts]
             for worker in server.workers:
                 worker.outer, worker.momentum, worker.sent = START.copy(), 0 * START, {}
-        k, part = server.round, parts[server.round % count]
+        k, part = server.round, parts[server.round % fragments]
         w.x = w.x + sum(visit.steps(w.x))
         progress = w.x[part] - (w.outer if eager else x)[part]
         server.table.setdefault(k, []).append(progress)
         if eager:
             # The mean of the round before, with this worker's share replaced by its new one.
-            late = server.table.get(k - count, [0 * progress] * visit.n)
-            own = w.sent.get(k - count, 0 * progress)
+            late = server.table.get(k - fragments, [0 * progress] * visit.n)
+            own = w.sent.get(k - fragments, 0 * progress)
             mixed = sum(late) / visit.n - own / visit.n + progress / visit.n
             w.sent[k] = progress
             w.momentum[part] = mu * w.momentum[part] + mixed
@@ -328,11 +430,11 @@ def diloco_of_fragments(count, delay, blend, rate, mu, eager=False):
             w.x[part] = w.outer[part]
         if not visit.completes:
             return x
-        due, server.round = k - delay, k + 1
+        due, server.round = k - overlap, k + 1
         if due >= 0:
-            part, x = parts[due % count], x.copy()
+            part, x = parts[due % fragments], x.copy()
             mean = sum(server.table[due]) / visit.n
-            m = server.m[due % count] = mu * server.m[due % count] + mean
+            m = server.m[due % fragments] = mu * server.m[due % fragments] + mean
             x[part] = x[part] + rate * (mu * m + mean)
             for worker in server.workers if not eager else []:
                 worker.x[part] = blend * worker.x[part] + (1 - blend) * x[part]
@@ -341,22 +443,22 @@ def diloco_of_fragments(count, delay, blend, rate, mu, eager=False):
     return rule
 
 
-def decoupled_diloco(count, overlap, blend, rate, mu, sizes=None, radial=True):
+def decoupled_diloco(fragments, overlap, blend, server_rate, server_momentum, tensors, average):
     """Learners that never wait, by the paper's weights: tokens^2 / steps, eight tokens a step."""
-    parts = np.array_split(np.arange(len(START)), count)
-    tensors = [[part] for part in parts]
-    if sizes is not None:
-        pieces = np.split(np.arange(len(START)), np.cumsum(sizes)[:-1])
-        tensors = [pieces[f::count] for f in range(count)]
-        parts = [np.concatenate(group) for group in tensors]
+    mu, parts = server_momentum, np.array_split(np.arange(16), fragments)
+    groups = [[part] for part in parts]
+    if tensors:
+        pieces = np.split(np.arange(16), np.cumsum(tensors)[:-1])
+        groups = [pieces[f::fragments] for f in range(fragments)]
+        parts = [np.concatenate(group) for group in groups]
 
-    def average(rows, weights):
+    def merge(rows, weights):
         mean = sum(w * row for w, row in zip(weights, rows, strict=True)) / sum(weights)
-        if not radial:
+        if average == "mean":
             return mean
         lengths = [np.sqrt(np.sum(row**2)) for row in rows]
-        length = sum(w * one for w, one in zip(weights, lengths, strict=True)) / sum(weights)
-        u = sum(w * row / one for w, row, one in zip(weights, rows, lengths, strict=True))
+        length = sum(w * of for w, of in zip(weights, lengths, strict=True)) / sum(weights)
+        u = sum(w * row / of for w, row, of in zip(weights, rows, lengths, strict=True))
         return length * u / np.sqrt(np.sum(u**2)) if u.any() else mean
 
     def rule(w, server, x, visit):
@@ -364,7 +466,7 @@ def decoupled_diloco(count, overlap, blend, rate, mu, sizes=None, radial=True):
             server.version, server.box, server.due = 0, {}, {}
             server.m = 0 * START
             for worker in server.workers:
-                worker.x, worker.seen, worker.count = START.copy(), START, [0] * count
+                worker.x, worker.seen, worker.count = START.copy(), START, [0] * fragments
         for f, part in enumerate(parts):
             if (w.read[part] != w.seen[part]).any():
                 w.x[part] = blend * w.x[part] + (1 - blend) * w.read[part]
@@ -375,95 +477,34 @@ def decoupled_diloco(count, overlap, blend, rate, mu, sizes=None, radial=True):
         server.box[visit.worker] = w.x.copy(), list(w.count)
         if not visit.completes:
             return x
-        k, f = server.version, server.version % count
+        k, f = server.version, server.version % fragments
         merged = 0 * START
-        for piece in tensors[f]:
+        for piece in groups[f]:
             rows = [row[piece] - x[piece] for row, _ in server.box.values()]
             weights = [(8 * c[f]) ** 2 / c[f] for _, c in server.box.values()]
-            merged[piece] = average(rows, weights)
+            merged[piece] = merge(rows, weights)
         server.due[k] = merged
         server.version, server.box = k + 1, {}
         if k >= overlap:
-            part, x, d = parts[(k - overlap) % count], x.copy(), server.due[k - overlap]
+            part, x, d = parts[(k - overlap) % fragments], x.copy(), server.due[k - overlap]
             server.m[part] = mu * server.m[part] + d[part]
-            x[part] = x[part] + rate * (mu * server.m[part] + d[part])
+            x[part] = x[part] + server_rate * (mu * server.m[part] + d[part])
         return x
 
     return rule
 
 
-def mindflayer(probability, trials, mean=False):
-    """``probability`` and ``trials`` of each worker."""
-    pairs = list(zip(probability, trials, strict=True))
+def mindflayer(success, rule):
+    """One trial of each worker a round."""
+    p = np.broadcast_to(success, 7)
 
     def apply(server, x, rows):
         steps = [step for row in rows for step in row]
-        if mean:
-            nobody = np.prod([(1 - p) ** b for p, b in pairs])
-            return x + np.mean(steps, 0) / (1 - nobody)
-        return x + sum(steps) / sum(p * b for p, b in pairs)
+        if rule == "mean":
+            return x + np.mean(steps, 0) / (1 - np.prod(1 - p))
+        return x + sum(steps) / sum(p)
 
     return collecting(lambda w, visit: visit.steps(w.read), apply)
-
-
-def end_of(w, visit):
-    return w.read + sum(visit.steps(w.read))
-
-
-averaging = collecting(end_of, lambda server, x, ends: np.mean(ends, 0))
-
-
-def fedasync(mixing, factor, rho=0.0):
-    def rule(w, server, x, visit):
-        weight = mixing * factor(visit)
-        end = w.read
-        for _ in visit.steps(w.read):
-            end = end - RATE * (gradient(end) + rho * (end - w.read))
-        return (1 - weight) * x + weight * end
-
-    return rule
-
-
-def fedbuff(rate, factor):
-    return collecting(
-        lambda w, visit: factor(visit) * (w.read - end_of(w, visit)),
-        lambda server, x, deltas: x - rate * np.mean(deltas, 0),
-    )
-
-
-def outer_nesterov(rate, momentum, factor):
-    def rule(w, server, x, visit):
-        g = -factor(visit) * sum(visit.steps(w.read))
-        server.m = momentum * getattr(server, "m", 0) + g
-        return x - rate * (g + momentum * server.m)
-
-    return rule
-
-
-def diloco(rate, momentum, nesterov):
-    """A round of all workers; exogym's Nesterov, or heavy ball as in gensyn's program."""
-
-    def step(server, x, ends):
-        delta = x - np.mean(ends, 0)
-        server.m = momentum * getattr(server, "m", 0) + delta
-        return x - rate * (delta + momentum * server.m if nesterov else server.m)
-
-    return collecting(end_of, step)
-
-
-def delayed_nesterov(rate, momentum, period, c, factor):
-    def rule(w, server, x, visit):
-        count = period or visit.n
-        g = -factor(visit) * sum(visit.steps(w.read))
-        server.buffer = [*getattr(server, "buffer", []), g]
-        m = getattr(server, "m", 0)
-        if len(server.buffer) % count:
-            return x - rate * (c * momentum * m + g / count)
-        server.m = momentum * m + sum(server.buffer) / count
-        server.buffer = []
-        return x - rate * ((1 - c * count + c) * momentum * server.m + g / count)
-
-    return rule
 
 
 # Leaders
@@ -484,18 +525,15 @@ def walk(visit, start, window):
     return x, np.mean(losses)
 
 
-def lsgd(window, pull, groups=1, global_pull=0.0, global_every=1, step_pull=0.0):
+def lsgd(window, pull, groups, global_pull, global_every, step_pull):
     """The poster's loop, a worker's own visits being the triggers; the authors' pulls at every
     step.
     """
 
     def rule(w, server, x, visit):
-        everyone = server.workers
-        group = [
-            one
-            for j, one in enumerate(everyone)
-            if j * groups // visit.n == visit.worker * groups // visit.n
-        ]
+        everyone, n = server.workers, visit.n
+        mine = visit.worker * groups // n
+        group = [worker for j, worker in enumerate(everyone) if j * groups // n == mine]
         x, w.loss = walk(visit, w.read, window)
         if step_pull:
             last = getattr(w, "leader", START), getattr(w, "overall", START)
@@ -504,14 +542,15 @@ def lsgd(window, pull, groups=1, global_pull=0.0, global_every=1, step_pull=0.0)
             x = (1 - step_pull) * x + step_pull * last[0]
         w.x, w.visits = x, getattr(w, "visits", 0) + 1
         w.leader, overall = (
-            min(some, key=lambda one: getattr(one, "loss", np.inf)).x for some in (group, everyone)
+            min(some, key=lambda worker: getattr(worker, "loss", np.inf)).x
+            for some in (group, everyone)
         )
         x = x - pull * (x - w.leader)
         if groups > 1 and w.visits % global_every == 0:
             w.overall = overall
             x = x - global_pull * (x - w.overall)
         w.reply = x
-        return np.mean([one.x for one in everyone], 0)
+        return np.mean([worker.x for worker in everyone], 0)
 
     return rule
 
@@ -529,10 +568,42 @@ def lgd(window, pull):
     return collecting(lambda *pair: pair, follow)
 
 
+# Entropy-SGD, and Parle in rounds
+
+
+def entropy_sgd(window, gamma, scoping, noise, decay, momentum, outer_rate, gamma_least, rho=None):
+    """A worker's inner loop with Langevin noise around its replica, which is then pulled."""
+
+    def scoped(first, least, w):
+        return max(first * (1 - scoping) ** (w.steps - 1), min(least, first))
+
+    def replica(w, visit):
+        rate, y, z = diverse(visit), w.x, w.x
+        for k in range(window):
+            d = gradient(y) + (y - w.x) / scoped(gamma, gamma_least, w)
+            w.v = momentum * w.v + d
+            drawn = jax.random.normal(visit.key(2**32 - 1, k, 0), START.shape, float)
+            langevin = noise * np.sqrt(2 * rate) * np.asarray(drawn)
+            y = y - rate * (d + momentum * w.v) + langevin
+            z = decay * z + (1 - decay) * y
+        pull = (w.x - w.read) / scoped(*rho, w) if rho else 0
+        w.x = w.x - outer_rate * (w.x - z) - outer_rate * pull
+        return w.x
+
+    return collecting(replica, lambda server, x, replicas: np.mean(replicas, 0))
+
+
+def parle(window, gamma, scoping, noise, decay, momentum, outer_rate, gamma_least, rho, rho_least):
+    pulled = (rho, rho_least) if rho else None
+    return entropy_sgd(
+        window, gamma, scoping, noise, decay, momentum, outer_rate, gamma_least, pulled
+    )
+
+
 # Ringleader, with its tables in full
 
 
-def ringleader(restart="step"):
+def ringleader(restart):
     def rule(w, server, x, visit):
         n, j = visit.n, visit.worker
         if not hasattr(server, "table"):
@@ -598,8 +669,8 @@ def rescaled_asgd(w, server, x, visit):
 
 def server_optimizer(step, adaptive=True):
     def rule(w, server, x, visit):
-        factor = min(1, visit.n / visit.tau) if adaptive and visit.tau else 1
-        return x - factor * step(server, gradient(w.read), x)
+        scale = min(1, visit.n / visit.tau) if adaptive and visit.tau else 1
+        return x - scale * step(server, gradient(w.read), x)
 
     return rule
 
@@ -691,7 +762,7 @@ def muon(rate, shapes, beta=0.95):
 # Workers of whom some may send anything
 
 
-def kardam(window, f, factor):
+def kardam(window, f, law, strength):
     """What changes too fast for the quantile is dropped, and what would be one worker's too often;
     no two alike.
     """
@@ -711,7 +782,7 @@ def kardam(window, f, factor):
             passes = passes and log[-2 * f :].count(j) + 1 <= f
         tau = len(log) - getattr(w, "seen", 0)
         if passes:
-            x = x + factor(tau) * u
+            x = x + factor(law, strength, tau) * u
             log.append(j)
         w.last, w.seen = (u, w.read), len(log)
         return x
@@ -719,23 +790,25 @@ def kardam(window, f, factor):
     return rule
 
 
-def basgd(count, aggregate):
-    def rule(w, server, x, visit):
+def basgd(count, rule):
+    aggregate = {"median()": np.median, "mean()": np.mean}[rule]
+
+    def fill(w, server, x, visit):
         buckets = vars(server).setdefault("buckets", [[] for _ in range(count)])
         buckets[visit.worker % count].append(gradient(w.read))
         if all(buckets):
             assert visit.completes
-            x = x - RATE * aggregate([np.mean(one, 0) for one in buckets])
+            x = x - RATE * aggregate([np.mean(bucket, 0) for bucket in buckets], axis=0)
             server.buckets = [[] for _ in range(count)]
         return x
 
-    return rule
+    return fill
 
 
 def zeno_pp(trusted, rho, epsilon):
     def rule(w, server, x, visit):
         g = gradient(w.read)
-        if visit.worker == trusted:
+        if visit.worker == (visit.n - 1 if trusted is None else trusted):
             server.v = g
         elif hasattr(server, "v"):
             u = g * np.sqrt(np.sum(server.v**2) / np.sum(g**2))

@@ -142,8 +142,6 @@ class Loop:
             gradient = -step / self.rate
             self.y[i], self.g[i] = tracked + gradient - self.g[i], gradient
             step = -self.rate * self.y[i]
-        elif self.kind == "heavy_ball":
-            step = self.m[i] = 0.9 * self.m[i] + step
         self.x[i] = mixed + step
         self.copied[i], self.last[i], self.left[row.commit] = 0, row.commit, 1.0
         sent = [self.x[i].copy(), self.w[i], self.y[i].copy()]

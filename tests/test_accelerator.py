@@ -1,6 +1,4 @@
-"""On whatever accelerator is there: the loop over events in float32, a study, an ensemble;
-elsewhere skipped.
-"""
+"""On whatever accelerator is there: a study and an ensemble; elsewhere skipped."""
 
 import subprocess
 import sys
@@ -8,15 +6,13 @@ import sys
 import jax
 import numpy as np
 import pytest
-from cases import EVERY, make_method, make_problem, make_trace
-from event_loop import EventLoop, deviation
+from cases import make_problem, make_trace
 
-from asyncsim import methods, recorders, replay_ensemble
-from asyncsim.replays.replay import Replay
+from asyncsim import methods, replay_ensemble
 
 ACCELERATORS = [device for device in jax.devices() if device.platform != "cpu"]
 pytestmark = pytest.mark.skipif(not ACCELERATORS, reason="JAX has no accelerator here")
-#: Relative, between two orders of sums in float32 over `EVERY` commits.
+#: Relative, between two orders of sums in float32.
 ROUND_OFF = 1e-4
 
 
@@ -24,22 +20,6 @@ ROUND_OFF = 1e-4
 def accelerated():
     with jax.default_device(ACCELERATORS[0]):
         yield
-
-
-@pytest.mark.parametrize("problem", ["quadratic", "digits", "mnist"])
-@pytest.mark.parametrize("method", ["gem", "downpour", "aeasgd"])
-def test_replays_are_the_loop_teacher_forced(method, problem):
-    trace, stops = make_trace(commits=300), np.arange(EVERY, 301, EVERY)
-    running = Replay(
-        trace, make_method(method), make_problem(problem), stops=stops, record=[recorders.energy()]
-    )
-    loop = EventLoop(trace, running.method, running.problem, dtype=np.float32)
-    for stop in stops:
-        loop.take_over(running)
-        begin = running.position
-        running.advance(stop)
-        loop.run(begin, stop)
-        assert deviation(running.state.central, loop.central) < ROUND_OFF
 
 
 def test_an_ensemble_is_its_runs():

@@ -137,7 +137,12 @@ def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
 def test_a_needed_window_and_the_same_gradients():
     cluster = Cluster(2, [1.0, 2.0], window=[4, 2])
     assert meet(cluster, methods.dc_asgd().timing).window == 1
-    assert meet(cluster, methods.sgd().timing).workers == 1
+    waiting = dataclasses.replace(cluster, policy="barrier(2)")
+    assert meet(cluster, methods.Timing(policy="barrier(2)")) == waiting
+    # A lone worker has nobody to wait for.
+    assert meet(waiting, methods.sgd().timing) == Cluster(1, 1.0)
+    with pytest.raises(InputError, match="reads before the server"):
+        meet(Cluster(5, 1.0, protocol="read_then_write"), methods.Timing(policy="barrier(3)"))
     eighth = methods.Timing(message_size=0.125)
     assert meet(cluster, eighth) == cluster  # without a bandwidth
     lighter = meet(dataclasses.replace(cluster, bandwidth=100, message_bytes=400), eighth)

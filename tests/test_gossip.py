@@ -27,71 +27,34 @@ CURVATURE, START, RATE, WORKERS = np.linspace(0.2, 1, 5), np.linspace(-1, 2, 5),
 TARGETS = np.arange(WORKERS)
 
 
-class Tracker(NamedTuple):
-    x: Any
-    y: Any
-    gradient: Any
-
-
-class Tracked(NamedTuple):
-    x: Any
-    y: Any
-
-
-class HeavyBall(NamedTuple):
-    momentum: Any
-    replica: Any
-
-
 @methods.declared
 def tracking(learning_rate=RATE):
-    """Gradient tracking: replicas move along an average of gradients that is mixed, too."""
+    """Gradient tracking: replicas move along an average of gradients that is mixed, too. A message
+    is a dict that says nothing of the order of its entries.
+    """
 
     def mix(worker, inbox, visit):
-        return Tracker(
-            visit.kept * worker.x + inbox.x, visit.kept * worker.y + inbox.y, worker.gradient
-        )
+        return {**worker, **{name: visit.kept * worker[name] + inbox[name] for name in inbox}}
 
     def message(worker, update, start, central, visit):
         rate = jnp.asarray(learning_rate, update.dtype)
         gradient = -update / rate
-        y = worker.y + gradient - worker.gradient
-        x = worker.x - rate * y
-        return Tracked(x, y), Tracker(x, y, gradient), {}
+        direction = worker["direction"] + gradient - worker["gradient"]
+        sent = {"direction": direction, "x": worker["x"] - rate * direction}
+        return sent, {**sent, "gradient": gradient}, {}
+
+    def init_worker(central):
+        return {"x": central, **dict.fromkeys(("direction", "gradient"), 0 * central)}
 
     return methods.Method(
         methods.gradient_steps(learning_rate),
         "tracking",
         {"learning_rate": learning_rate},
         message=message,
-        init_worker=lambda central: Tracker(
-            central, jnp.zeros_like(central), jnp.zeros_like(central)
-        ),
-        resume=lambda worker, read: worker.x,
+        init_worker=init_worker,
+        resume=lambda worker, read: worker["x"],
+        replica=lambda sent: sent["x"],
         mix=mix,
-    )
-
-
-def heavy_ball(**options):
-    """Momentum on each worker, whose message is a dict that says nothing of the order of its
-    entries.
-    """
-
-    def message(worker, update, start, central, visit):
-        momentum = 0.9 * worker.momentum + update
-        replica = worker.replica + momentum
-        return {"momentum": momentum, "replica": replica}, HeavyBall(momentum, replica), {}
-
-    return methods.Method(
-        methods.gradient_steps(RATE),
-        "heavy_ball",
-        message=message,
-        init_worker=lambda central: HeavyBall(jnp.zeros_like(central), central),
-        resume=lambda worker, read: worker.replica,
-        mix=lambda worker, inbox, visit: worker._replace(
-            replica=visit.kept * worker.replica + inbox["replica"]
-        ),
-        **{"replica": lambda sent: sent["replica"], **options},
     )
 
 
@@ -110,9 +73,8 @@ def momentum_too(learning_rate=RATE):
     return methods.Method(
         methods.gradient_steps(learning_rate),
         "momentum_too",
-        {"learning_rate": learning_rate},
         message=message,
-        init_worker=lambda central: {"momentum": jnp.zeros_like(central), "x": central},
+        init_worker=lambda central: {"momentum": 0 * central, "x": central},
         meet=meet,
         replica=lambda state: state["x"],
     )
@@ -155,8 +117,8 @@ class Case(NamedTuple):
     loop: Mapping[str, Any] = NONE
 
 
-def any_policy(make):
-    return functools.partial(make, policy=None)
+def any_policy(make, **options):
+    return functools.partial(make, policy=None, **options)
 
 
 def with_momentum(make):
@@ -180,7 +142,7 @@ CASES = {
     "overlap SGP": Case(methods.osgp, "exponential()", "overlap(1)", ZERO),
     "overlap SGP, two steps": Case(any_policy(methods.sgp), "exponential()", "overlap(2)"),
     "AD-PSGD": Case(methods.adpsgd, "complete()", "handshake()", LABELS),
-    "AD-PSGD, momentum": Case(lambda rate: momentum_too(), "complete()", "handshake()"),
+    "AD-PSGD, momentum": Case(momentum_too, "complete()", "handshake()"),
     "ClippedGossip": Case(methods.clipped_gossip, "exponential()", "neighbours()", ALIE),
     "ClippedGossip, radius": Case(
         functools.partial(methods.clipped_gossip, radius=0.3),
@@ -189,7 +151,6 @@ CASES = {
     ),
     "BRIDGE": Case(functools.partial(methods.robust_gossip, "median()"), "ring()", ROUNDS, PRODUCT),
     "gradient tracking": Case(tracking, "ring()", "neighbours()", FLIP),
-    "heavy ball": Case(lambda rate: heavy_ball(), "ring()", "neighbours()"),
     "overlap SGP, two local steps with momentum": Case(
         with_momentum(methods.osgp), "exponential()", "overlap(1)", **MOMENTUM
     ),

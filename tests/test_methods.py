@@ -1,5 +1,6 @@
 """The methods: what all of them keep to, and each against its paper."""
 
+import dataclasses
 import functools
 import inspect
 import json
@@ -10,30 +11,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 import test_catalogue as catalogue
-from event_loop import Memories, cast
-from jax.flatten_util import ravel_pytree
+from formulas import JORDAN, POLAR_EXPRESS, newton_schulz
 
 from asyncsim import (
     Cluster,
     Gamma,
     InputError,
+    buffered,
     methods,
     prescribed,
     problems,
+    recorders,
+    replay,
     simulate,
 )
-from asyncsim.methods import METHODS, Visit, add
-from asyncsim.methods.method import OF_MESSAGE
-from asyncsim.replays.programs import on_vectors
-from asyncsim.replays.replay import Replay, replay
+from asyncsim.clusters.policy import as_policy
+from asyncsim.methods import METHODS, Method, Timing, Visit, gradient_steps
+from asyncsim.methods.compression import quantized
+from asyncsim.methods.ringmaster_lmo import orthogonalized
+from asyncsim.replays.check import check_method
+from asyncsim.replays.plan import method_key, visit_key
+from asyncsim.replays.replay import Replay
 from asyncsim.study.cell import meet
 
-#: Methods without a server, held against their loops in `test_gossip`.
-GOSSIP = {name for name, make in METHODS.items() if make().mix or make().meet}
 CASES = {
-    **{name: make for name, make in METHODS.items() if name not in GOSSIP},
+    **METHODS,
     "gem, paper": functools.partial(methods.gem, variant="paper"),
     "gem without clip": functools.partial(methods.gem, pi_max=None),
     "downpour, own optimizer": functools.partial(methods.downpour, optimizer=optax.trace(0.9)),
@@ -41,104 +46,16 @@ CASES = {
         methods.downpour, learning_rate=lambda visit: visit.time / 100
     ),
 }
-CATALOGUE = {name.partition(",")[0] for name in catalogue.RULES}
-PROBLEMS = {
-    "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 5), noise=0.1),
-    "tree": lambda: problems.custom(
-        init=lambda key: {"a": jnp.ones(()), "b": (jnp.ones((2, 3)), jnp.ones(4))},
-        loss=lambda params, batch, key: sum(
-            jnp.sum((leaf - 2) ** 2) for leaf in jax.tree.leaves(params)
-        ),
-    ),
-}
-
-
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-# The contract, every method
-
-
-def one_commit(method, problem, unravel, batch):
-    """A commit as `Method` describes it."""
-    optimizer = optax.with_extra_args_support(method.optimizer)
-
-    def commit(state, visit, key):
-        central, server, worker, optimizer_state, memory = state
-        visit = visit._replace(delays=visit.staleness)
-        worker = method.refresh(worker, central) if method.refresh else worker
-        start = method.resume(worker, central) if method.resume else central
-        at = unravel(start)
-        if method.look_ahead:
-            at = jax.tree.map(jnp.add, at, method.look_ahead(optimizer_state))
-        gradients = jax.grad(problem.loss)(at, batch, key)
-        steps, optimizer_state = optimizer.update(
-            gradients, optimizer_state, unravel(start), visit=visit, start=unravel(start)
-        )
-        message, worker, diagnostics = method.message(
-            worker, ravel_pytree(steps)[0], start, central, visit
-        )
-        visit = visit._replace(loss=problem.loss(unravel(start), batch, key))
-        told = (
-            [Memories(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), memory))]
-            if method.sees_memories
-            else []
-        )
-        if method.combine and method.apply is add and not hasattr(message, "shape"):
-            of_message = {
-                name: jax.tree.map(jnp.atleast_1d, getattr(visit, name)) for name in OF_MESSAGE
-            }
-            messages = jax.tree.map(lambda leaf: leaf[None], message)
-            applied = method.combine(server, central, messages, visit._replace(**of_message))
-            applied = applied._replace(memory=memory)
-        else:
-            applied = method.apply(server, central, message, memory, visit, *told)
-        seen = (
-            method.origin(worker, start) if method.origin else start,
-            method.proxy(worker) if method.proxy else start,
-            method.reply(applied.server, applied.central, applied.memory, visit)
-            if method.reply
-            else start,
-        )
-        return (
-            (applied.central, applied.server, worker, optimizer_state, applied.memory),
-            diagnostics,
-            seen,
-        )
-
-    return commit
-
-
-def shapes(tree):
-    return jax.tree.map(lambda leaf: (jnp.shape(leaf), leaf.dtype), tree)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_method_computes_has_the_shapes_and_the_type_of_its_vectors(name):
     """In single precision; `test_catalogue` computes in double precision."""
     # Ringmaster LMO needs matrices.
-    problem = PROBLEMS["tree" if name == "ringmaster_lmo" else "quadratic"]()
-    dtype = jnp.float32
-    method = on_vectors(CASES[name](), problem, dtype)
-    params = cast(problem.init(jax.random.key(0)), dtype)
-    central, unravel = ravel_pytree(params)
-    batch = problem.train and jax.tree.map(lambda leaf: leaf[:4], cast(problem.train, dtype))
-    state = (
-        central,
-        method.init_server(central),
-        method.init_worker(central),
-        method.optimizer.init(params),
-        method.init_memory(central),
-    )
-    key = jax.random.key(1)
-    visit = Visit(*map(jnp.int32, (3, 1, 1, 1)), jnp.ones((), dtype), jnp.int32(1))
-    visit = visit._replace(key=key) if method.needs_key else visit
-    commit = one_commit(method, problem, unravel, batch)
-    new, diagnostics, seen = jax.eval_shape(commit, state, visit, key)
-    assert shapes(new) == shapes(state)
-    assert shapes(seen) == (shapes(central),) * 3
-    for value in diagnostics.values():
-        assert value.shape == central.shape and value.dtype in (dtype, bool)
+    tree = {"a": np.ones(()), "b": (np.ones((2, 3)), np.ones(4))}
+    with jax.enable_x64(False):
+        check_method(CASES[name](), tree if name == "ringmaster_lmo" else np.ones(5))
 
 
 # The factories
@@ -277,7 +194,9 @@ def test_arrivals_cannot_apply_more_than_the_whole_momentum():
 
 
 def test_every_method_has_a_formula():
-    assert CATALOGUE | GOSSIP | {"entropy_sgd", "parle"} == {*METHODS}
+    """Those without a server have their loops in `test_gossip`."""
+    without_server = {name for name, make in METHODS.items() if make().mix or make().meet}
+    assert {name.partition(",")[0] for name in catalogue.RULES} | without_server == {*METHODS}
 
 
 @pytest.mark.parametrize(
@@ -341,3 +260,220 @@ def test_kardam_takes_updates_that_differ_by_round_off_as_equal(dtype, differenc
         )
     np.testing.assert_allclose(after.central, central + update if applied else central, rtol=1e-6)
     assert float(after.memory.lipschitz) == (0 if applied else float(jnp.finfo(dtype).max))
+
+
+# Policies
+
+
+PARAMS = problems.digits(hidden=(3,)).shapes
+
+
+def by_loss(gradients, state, params=None, *, visit, **others):
+    return jax.tree.map(lambda g: -g * visit.loss, gradients), state
+
+
+def damped(**fields):
+    return methods.downpour()._replace(name="damped", **fields)
+
+
+@pytest.mark.parametrize("text", ["barrier(8)", "neighbours(mix=before)", "cancel_stale(3)"])
+def test_timing_takes_a_policys_text_as_a_cluster_does(text):
+    timing = Timing(policy=text)
+    assert timing == Timing(policy=as_policy(text)) and hash(timing) == hash(timing)
+    assert dataclasses.replace(Timing(), policy=text) == timing
+    check_method(damped(timing=timing), np.ones(3))
+    for policy in ("bariers(8)", buffered, 3):
+        with pytest.raises(InputError, match="policy = "):
+            Timing(policy=policy)
+
+
+def test_a_method_with_a_policys_text_replays():
+    trace = simulate(Cluster(4, 1.0, policy="barrier(2)"), 8)
+    replay(trace, damped(timing=Timing(policy="barrier(count=2)")), problems.quadratic([1.0]))
+    with pytest.raises(InputError, match=r"needs a trace with policy = barrier\(count=4\)"):
+        replay(trace, damped(timing=Timing(policy="barrier(count=4)")), problems.quadratic([1.0]))
+
+
+# Draws
+
+
+def telling(**options):
+    """DOWNPOUR that shows what it draws."""
+
+    def message(worker, update, start, central, visit):
+        return update, worker, {"drawn": jax.random.normal(visit.key, update.shape, update.dtype)}
+
+    return Method(gradient_steps(0.05), "telling", message=message, needs_key=True, **options)
+
+
+def drawn_by(workers, seed, **options):
+    """What is drawn at each visit, its median, by worker and step."""
+    trace = simulate(
+        Cluster(workers=workers, compute="exponential(mean=1)"), 100 * workers, seed=seed
+    )
+    run = replay(
+        trace,
+        telling(**options),
+        problems.quadratic(np.ones(5)),
+        seed=seed,
+        record=[recorders.diagnostics(1)],
+        progress=False,
+    )
+    table = run.diagnostics.query("quantity == 'drawn' and quantile == 0.5 and tensor == ''")
+    # A quadratic's only tensor has no name, and so the row of all has its twin.
+    return table.groupby(["worker", "worker_step"])["value"].first()
+
+
+def test_draws_hang_on_the_seed_the_worker_and_its_step_alone():
+    few, more, other = drawn_by(2, 0), drawn_by(5, 0), drawn_by(2, 1)
+    assert len(few) > 10 and few.is_unique
+    both = few.index.intersection(more.index)
+    assert len(both) > 5
+    np.testing.assert_array_equal(few[both], more[both])
+    assert not np.isin(other, few).any()
+    # All workers' numbers differ, also those of the same step.
+    assert more.is_unique
+
+
+@pytest.mark.full
+def test_each_local_step_draws_its_own():
+    def update(gradients, state, params=None, *, visit, **_):
+        return jax.tree.map(
+            lambda leaf: jax.random.normal(visit.key, leaf.shape, leaf.dtype), gradients
+        ), state
+
+    steps = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    walk = Method(steps, "walk", needs_key=True)
+    for window in (1, 4):
+        trace = prescribed(0, 50, 5, window)
+        end = replay(
+            trace, walk, problems.quadratic(np.full(400, 1e-6), start=0.0), progress=False
+        ).params
+        assert np.std(np.asarray(end)) == pytest.approx(np.sqrt(50 * window), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("levels", "bucket", "size"),
+    [
+        (7, 64, 64),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in ((1, None, 300), (7, 100, 100), (3, 999, 300))
+        ),
+    ],
+)
+def test_quantized_messages_are_the_update_in_the_mean_and_within_their_bound(levels, bucket, size):
+    vector = jax.random.normal(jax.random.key(1), (300,))
+    places = (index.ravel() for index in np.indices((40, 50), np.int32))
+    keys = jax.vmap(visit_key, (None, 0, 0))(method_key(0), *places)
+    drawn = np.asarray(jax.vmap(lambda key: quantized(key, vector, levels, bucket))(keys))
+    parts = np.array_split(np.asarray(vector), range(size, 300, size))
+    norms = np.concatenate([np.full(len(part), np.linalg.norm(part)) for part in parts])
+    on_levels = drawn * levels / norms
+    np.testing.assert_allclose(on_levels, np.round(on_levels), atol=1e-4)
+    # Of independent draws the mean would be this far away on average; it is not if those of visits
+    # hang together.
+    chance = levels * np.abs(vector) / norms % 1
+    spread = norms / levels * np.sqrt(chance * (1 - chance) / len(drawn))
+    assert 0.8 < np.sqrt(np.mean(((drawn.mean(0) - vector) / spread) ** 2)) < 1.2
+    bound = 1 + min(size / levels**2, np.sqrt(size) / levels)
+    assert 1 < (drawn**2).sum(1).mean() / (vector**2).sum() <= bound
+
+
+def test_a_quantized_zero_is_zero():
+    assert not np.asarray(quantized(method_key(0), jnp.zeros(10), 3, 4)).any()
+
+
+def test_langevin_noise_has_its_stationary_variance():
+    """2 noise^2 / ((h + 1 / gamma) (2 - a)), with a = learning rate (h + 1 / gamma), of a step that
+    is not small.
+    """
+    size, h, rate, noise = 20_000, 0.7, 0.2, 0.3
+    problem = problems.quadratic(np.full(size, h), start=np.zeros(size))
+    method = methods.entropy_sgd(rate, gamma=1.0, noise=noise, decay=0.0, momentum=0.0)
+    run = replay(
+        simulate(Cluster(1, 1.0, window=60), 1),
+        method,
+        problem,
+        precision="float64",
+        progress=False,
+    )
+    expected = 2 * noise**2 / ((h + 1) * (2 - rate * (h + 1)))
+    assert np.mean(np.asarray(run.params) ** 2) == pytest.approx(
+        expected, rel=4 * np.sqrt(2 / size)
+    )
+
+
+# Muon
+
+
+def spectrum(rows, columns, smallest, seed=0):
+    """A matrix whose singular values fall geometrically, with a Frobenius norm of one."""
+    rng, count = np.random.default_rng(seed), min(rows, columns)
+    u, v = (np.linalg.qr(rng.normal(size=(size, count)))[0] for size in (rows, columns))
+    s = np.geomspace(1, smallest, count)
+    s /= np.linalg.norm(s)
+    return u, s, v
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (4, 24), (24, 4)])
+@pytest.mark.parametrize("length", [300.0])
+def test_newton_schulz_is_the_polynomial_of_the_singular_values(shape, length):
+    u, s, v = spectrum(*shape, smallest=1e-4)
+    matrix = jnp.asarray(length * (u * s) @ v.T)
+    expected = s * (length / (length + 1e-7))
+    for a, b, c in POLAR_EXPRESS:
+        expected = a * expected + b * expected**3 + c * expected**5
+    scale = np.sqrt(max(1, shape[0] / shape[1]))
+    result = np.asarray(orthogonalized(matrix)) / scale
+    np.testing.assert_allclose(result, (u * expected) @ v.T, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(
+        result, newton_schulz(np.asarray(matrix), POLAR_EXPRESS, 1e-7), rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("precision", [jnp.float32])
+def test_singular_values_end_near_one(precision):
+    """The polynomial's own bounds are 0.85887 and 1.14113; float32 adds round-off."""
+    room = 0.01
+    for seed in range(10):
+        for shape, smallest in (((8, 8), 1e-3), ((12, 40), 1e-5), ((60, 30), 1e-2)):
+            u, s, v = spectrum(*shape, smallest, seed)
+            result = orthogonalized(jnp.asarray((u * s) @ v.T, precision))
+            values = np.linalg.svd(np.asarray(result, float), compute_uv=False)
+            values /= np.sqrt(max(1, shape[0] / shape[1]))
+            assert values.max() <= 1.14113 + room
+            large = s >= 0.001
+            assert values[: large.sum()].min() >= 0.85887 - room
+    assert np.all(np.asarray(orthogonalized(jnp.zeros((3, 2)))) == 0)
+
+
+def test_the_policy_that_a_method_is_given_is_part_of_it():
+    """And its name in tables."""
+    method = methods.ringmaster_lmo(policy="cancel_stale(2)")
+    assert method.hyperparameters["policy"] == "cancel_stale(limit=2)"
+    with pytest.raises(InputError, match="policy = "):
+        replay(prescribed(0, 3, 1), method, problems.digits(hidden=(3,)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(methods.async_local_sgd, server_optimizer=optax.contrib.muon(0.02)),
+        functools.partial(methods.downpour, optimizer=optax.contrib.muon(0.02)),
+    ],
+)
+def test_muon_steps_on_matrices_wherever_it_is(make, lenient):
+    """The first step of a matrix has singular values near 1 times the rate."""
+    task = problems.custom(
+        init=lambda key: {"W": jnp.arange(12.0).reshape(3, 4) / 10, "b": jnp.zeros(3)},
+        loss=lambda params, batch, key: (
+            jnp.sum(jnp.sin(params["W"]) ** 2) + jnp.sum((params["b"] - 1) ** 2)
+        ),
+    )
+    trace = simulate(Cluster(1, 1.0), 1)
+    run = replay(trace, make(), task, precision="float64")
+    start = task.init(jax.random.key(0))["W"]
+    moved = (start - run.params["W"]) / 0.02 / np.sqrt(4 / 3)
+    expected = newton_schulz(np.asarray(jnp.sin(2 * start)), JORDAN, 1e-8)
+    np.testing.assert_allclose(moved, expected, atol=1e-6)

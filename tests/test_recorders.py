@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import make_method, make_problem, make_trace
+from cases import make_problem, make_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,7 +65,9 @@ def long(monkeypatch):
     ],
 )
 def test_tensors_add_up_to_each_commit(problem, method, protocol, long):
-    run = diagnosed(make_method(method), make_problem(problem), make_trace(protocol, commits=150))
+    run = diagnosed(
+        methods.METHODS[method](), make_problem(problem), make_trace(protocol, commits=150)
+    )
     assert run.diagnostics["commit"].unique().tolist() == list(range(0, 150, 15))
     tensors = run.diagnostics.query("quantity == 'central_energy'")["tensor"].nunique()
     assert tensors == {"quadratic": 1, "digits": 4}[problem]
@@ -183,50 +185,26 @@ def distance():
 
 
 @pytest.mark.parametrize("form", ["batch", pytest.param("single", marks=pytest.mark.full)])
-def test_a_users_own_in_every_form(form):
+def test_a_users_own_in_every_form(form, float64):
     trace, record = make_trace(commits=120), [cosine(), recorders.energy(), distance()]
-    with jax.enable_x64(True):
-        running = Replay(
-            trace,
-            make_method("downpour"),
-            make_problem("quadratic"),
-            precision="float64",
-            record=record,
-            form=form,
-        )
-        steps, before = [], np.asarray(running.state.central)
-        running.advance(len(trace))
-        commits = running.result().commits
+    task = problems.quadratic(CURVATURE, start=START)
+    options = {"precision": "float64", "record": record, "form": form}
+    running = Replay(trace, methods.downpour(RATE), task, **options)
+    running.advance(len(trace))
+    commits = running.result().commits
     assert list(commits.columns[6:]) == ["update_norm", *ENERGIES, "moved", "at", "cosine"]
     assert commits["at"].tolist() == list(range(120))
-    # Against a loop of a quadratic without noise would be another problem: the steps are those of
-    # prefixes.
-    with jax.enable_x64(True):
-        stops = np.arange(1, 121)
-        running = Replay(
-            trace,
-            make_method("downpour"),
-            make_problem("quadratic"),
-            precision="float64",
-            stops=stops,
-            form=form,
-        )
-        for stop in stops:
-            running.advance(stop)
-            after = np.array(running.state.central)
-            steps.append(after - before)
-            before = after
-    expected = [
-        0,
-        *(a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in itertools.pairwise(steps)),
-    ]
+    versions = [START]
+    for read in trace.frame["read_version"]:
+        versions.append(versions[-1] - RATE * CURVATURE * versions[read])
+    expected = [0, *(cosine_of(a, b) for a, b in itertools.pairwise(np.diff(versions, axis=0)))]
     np.testing.assert_allclose(commits["cosine"], expected, atol=1e-9)
 
 
 def test_a_number_that_is_undefined_ends_no_run():
     one = recorders.Recorder(("undefined",), lambda state, commit: (state, [commit.loss * jnp.nan]))
     run = replay(
-        make_trace(commits=30), make_method("downpour"), make_problem("quadratic"), record=[one]
+        make_trace(commits=30), methods.downpour(), make_problem("quadratic"), record=[one]
     )
     assert (
         run.status == "finished"
@@ -304,7 +282,3 @@ def test_one_gem_worker_spends_the_energy_of_its_proxy():
 def test_a_target_of_another_shape_is_refused():
     with pytest.raises(InputError, match=r"target: parameters of shapes \(2,\)"):
         recorders.directions(problems.quadratic([1.0]), np.zeros(2))
-
-
-def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
-    return [recorders.Recorder(("a",), observe, **rest)]

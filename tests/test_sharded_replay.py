@@ -1,24 +1,25 @@
 """Replays of several servers: which methods they suit, and the order of jobs and parts.
 
-Their numbers are a part of `test_slow_replay`.
+Their numbers are a part of `test_replay_numbers`.
 """
 
 import functools
 
+import jax
 import numpy as np
 import pytest
-from cases import make_problem
-from coordinates import WORKERS, deviation_of_parts
+from event_loop import SAME, Side, deviation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_shards import sharded
 
-from asyncsim import Cluster, attacks, methods, replay, simulate
+from asyncsim import attacks, methods, simulate
+from asyncsim.methods import Visit
 from asyncsim.replays.attacked import under_attack
 from asyncsim.replays.parts import find_jobs, trace_of_shard
+from asyncsim.replays.plan import method_key, visit_key
 from asyncsim.replays.waves import find_waves, separate_reads
 
-ROUND_OFF = 1e-12
 #: Methods that parts of a vector do not suit: matrices; delays, which a replay of several servers
 #: does not state; and messages with a count for each fragment.
 WHOLE = ("ringmaster_lmo", "weight_prediction", "decoupled_diloco")
@@ -37,7 +38,49 @@ VARIANTS = {
 }
 
 
+SIZE, WORKERS, COMMITS = 12, 3, 6
+
+
 # The property.
+
+
+@jax.enable_x64(True)
+def deviation_of_parts(method, messages):
+    """Return the largest relative deviation between a method on a vector and on its parts.
+
+    A version has ``messages`` messages.
+    """
+    rng, largest, everything = np.random.default_rng(0), 0.0, np.arange(SIZE)
+    central = rng.normal(size=SIZE)
+    places = [everything, *np.split(everything, 2)]  # halves have one program
+    sides = [Side(method, place, central, [central] * WORKERS) for place in places]
+    reads = [[side.central] * WORKERS for side in sides]
+    for commit in range(COMMITS):
+        worker = int(rng.integers(WORKERS)) if messages == 1 else commit % WORKERS
+        staleness, place, step = rng.integers(4), commit % messages, commit // WORKERS
+        visit = Visit(
+            *np.array([staleness, worker, step, commit], np.int32),
+            time=np.asarray(float(commit)),
+            local_steps=np.int32(2),
+            completes=np.bool_(place == messages - 1),
+            place=np.int32(place),
+            messages=np.int32(messages),
+            workers=np.int32(WORKERS),
+            loss=np.asarray(np.random.default_rng(commit).uniform()),
+            key=visit_key(method_key(1), worker, step) if method.needs_key else (),
+        )
+        update, results = 0.1 * rng.normal(size=SIZE), []
+        for side, read in zip(sides, reads, strict=True):
+            start = side.start(worker, read[worker])
+            message = side.commit(visit, update[side.entries], start, side.central)
+            read[worker] = side.reply(visit)
+            vectors = [leaf for leaf in jax.tree.leaves(message) if np.ndim(leaf) == 1]
+            results.append([*vectors, side.central, read[worker], start])
+        for vector, *parts in zip(*results, strict=True):
+            joined = np.concatenate(parts)
+            if not np.array_equal(joined, vector):  # both may be infinite
+                largest = max(largest, deviation(joined, vector))
+    return largest
 
 
 @pytest.mark.parametrize(
@@ -50,7 +93,7 @@ def test_the_declaration_of_each_method_is_true(name):
     """
     method, variants = {**NAMED, **VARIANTS}[name](), (3, 1) if name in VARIANTS else (3,)
     largest = max(deviation_of_parts(method, messages) for messages in variants)
-    assert largest < ROUND_OFF if method.coordinatewise else largest > 1e-3
+    assert largest < SAME if method.coordinatewise else largest > 1e-3
 
 
 @pytest.mark.parametrize("name", [name for name in attacks.ATTACKS if name != "label_flip"])
@@ -58,27 +101,7 @@ def test_the_declaration_of_each_attack_is_true(name):
     attack = attacks.ATTACKS[name](1, **({"z": 1.5} if name == "alie" else {}))
     attacked, _ = under_attack(methods.softsync(policy=None), None, attack, WORKERS)
     largest = deviation_of_parts(attacked, messages=3)
-    assert largest < ROUND_OFF if attack.coordinatewise else largest > 1e-3
-
-
-def test_where_all_servers_agree_the_replay_is_that_of_one_server():
-    """With constant times each shard has the rows of a single server."""
-    problem, method = make_problem("quadratic"), methods.downpour()
-    times = {"compute": [1.0, 1.37, 2.21], "service": 0.3, "latency": (0.07, 0.11)}
-    one, several = (
-        replay(
-            simulate(Cluster(3, **times, servers=servers), 30), method, problem, precision="float64"
-        )
-        for servers in (1, 4)
-    )
-    for name in ("commit", "commit_time", "worker", "worker_step", "staleness"):
-        assert one.commits[name].tolist() == several.commits[name].tolist()
-    for name in ("loss", "update_norm"):
-        np.testing.assert_allclose(several.commits[name], one.commits[name], rtol=ROUND_OFF)
-    np.testing.assert_allclose(
-        several.evaluations["train_loss"], one.evaluations["train_loss"], rtol=ROUND_OFF
-    )
-    np.testing.assert_allclose(several.params, one.params, rtol=ROUND_OFF)
+    assert largest < SAME if attack.coordinatewise else largest > 1e-3
 
 
 # The order of parts.

@@ -140,7 +140,7 @@ STUDIES = {
     "momentum": (
         "--workers 3 --seeds 40 --steps 5 --compute exponential(1) constant(1)",
         None,
-        "momentum.csv momentum.png",
+        "momentum.csv implicit.png",
         "exponential(1)",
     ),
     "ensembles": (
