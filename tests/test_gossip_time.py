@@ -170,8 +170,8 @@ def test_who_waits_for_whom():
     for entry in (trace, simulate(exchanges, 200)):
         queue = entry.queue()["in_system"]
         assert queue.iloc[-1] == len(entry.in_flight) and (queue >= 0).all()
-        figure, axes = plt.subplots(1, 4)
-        draw = plots.timeline, plots.queue_length, plots.staleness_histogram, plots.waits
+        figure, axes = plt.subplots(1, 3)
+        draw = plots.timeline, plots.queue_length, plots.staleness_histogram
         for part, function in zip(axes, draw, strict=True):
             function(part, entry)
         figure.canvas.draw()
