@@ -80,24 +80,9 @@ RULES = {
     **{
         name: case()
         for name in (
-            *(
-                "downpour",
-                "adaptive_staleness",
-                "adag",
-                "damping",
-                "softsync",
-                "ringmaster",
-                "ia2sgd",
-            ),
-            *(
-                "ringleader",
-                "malenia",
-                "rescaled_asgd",
-                "delay_adaptive",
-                "gem",
-                "sgd",
-                "gap_aware",
-            ),
+            *("downpour", "adaptive_staleness", "adag", "damping", "softsync", "ringmaster"),
+            *("ringleader", "malenia", "rescaled_asgd", "delay_adaptive", "gem", "sgd"),
+            *("gap_aware", "ia2sgd"),
             *("dana_zero", "weight_prediction", "async_nesterov", "dana_slim", "zeno_pp"),
         )
     },
@@ -248,7 +233,7 @@ def unless(default, *case):
 DEFAULT = {"aeasgd", "agn", "dana_zero", "dc_asgd", "fedasync, proximal", "fedbuff", "gem", "parle"}
 DEFAULT |= {"gem, paper", "hogwild", "lsgd", "qsgd", "ringleader", "ringmaster_lmo", "mindflayer"}
 DEFAULT |= {"delayed_nesterov, dynamic", "decoupled_diloco", "streaming_diloco, eager"}
-DEFAULT |= {"basgd", "kardam", "zeno_pp", "entropy_sgd"}
+DEFAULT |= {"basgd", "kardam", "zeno_pp", "entropy_sgd", "dana_slim", "gap_aware"}
 
 
 @pytest.mark.parametrize("name", [unless(name in DEFAULT, name) for name in RULES])
