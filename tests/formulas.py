@@ -292,15 +292,16 @@ def dc_asgd(compensation, adaptive):
 
 
 def gap_aware(w, server, x, visit):
-    past = getattr(server, "past", [])
+    past, rate = getattr(server, "past", []), diverse(visit)
+    server.largest = max(rate, getattr(server, "largest", 0))
     g = gradient(w.read)
     if past:
         ages = np.arange(len(past))[::-1, None]
         mean = np.sum(0.001 * 0.999**ages * np.square(past), 0) / (1 - 0.999 ** len(past))
-        g = g / (1 + np.abs(x - w.read) / (RATE * (np.sqrt(mean) + 1e-8)))
+        g = g / (1 + np.abs(x - w.read) / (server.largest * (np.sqrt(mean) + 1e-8)))
     v = MU * (past[-1] if past else 0) + g
     server.past = [*past, v]
-    return x - RATE * v
+    return x - rate * v
 
 
 def dana_zero(w, server, x, visit):

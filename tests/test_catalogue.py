@@ -82,11 +82,11 @@ RULES = {
         for name in (
             *("downpour", "adaptive_staleness", "adag", "damping", "softsync", "ringmaster"),
             *("ringleader", "malenia", "rescaled_asgd", "delay_adaptive", "gem", "sgd"),
-            *("gap_aware", "ia2sgd"),
-            *("dana_zero", "weight_prediction", "async_nesterov", "dana_slim", "zeno_pp"),
+            *("dana_zero", "weight_prediction", "async_nesterov", "dana_slim", "zeno_pp", "ia2sgd"),
         )
     },
     **{name: case(timing="rounds") for name in ("batch_sgd", "robust", "easgd")},
+    "gap_aware": case(learning_rate=formulas.diverse),
     "agn": case(4),
     "hogwild": case(timing="lock_free"),
     "fedasync, dynamic": case(6, "dynamic", rho=0.5),
