@@ -162,6 +162,14 @@ def test_messages_that_are_not_there_do_not_count(text):
             np.testing.assert_allclose(result.share.sum(), 1)
 
 
+def test_less_than_half_of_few_messages_are_left_out():
+    rows, present = np.zeros((ROWS, WIDTH)), np.arange(ROWS) < 4
+    rows[:4] = np.arange(1, 5)[:, np.newaxis]
+    with jax.enable_x64(True):
+        share = masked("cge(f=2)")(rows, present).share
+    np.testing.assert_allclose(share[:4], [1 / 3, 1 / 3, 1 / 3, 0])
+
+
 #: What each rule promises of eleven messages, and whether one more breaks it for sure.
 PROMISES = {
     "median()": 5,
