@@ -1,6 +1,7 @@
 """The figures of papers from tiny results made by hand: published curves and deviations."""
 
 import dataclasses
+import importlib
 import json
 import shutil
 
@@ -203,6 +204,14 @@ def test_deviations_of_the_papers_task_are_written(tmp_path, capsys):
 def test_digits_have_no_deviations(results, tmp_path):
     gem.draw(results, tmp_path, ["1a"])
     assert not (tmp_path / "deviations.csv").exists()
+
+
+def test_published_points_stand_in_the_middle_of_their_bins(monkeypatch):
+    panels = importlib.import_module(f"{gem.__name__}.panels")
+    monkeypatch.setattr(panels, "is_paper", lambda results: True)
+    curves = {20: Curve(*np.full((5, 1), 50.0), [])}
+    points = panels.published_curves(None, "1a", "gem n={:g}", curves)[20]
+    assert points.index.tolist() == [10, 30, 50, 70]
 
 
 @pytest.mark.parametrize(
