@@ -155,6 +155,7 @@ def test_networks_are_those_of_plain_layers(reference):
 def test_mnist_initial_weights_fill_pytorchs_range():
     fan_in = {"conv1": 25, "conv2": 250, "dense1": 320, "dense2": 300, "dense3": 200}
     params = tiny_mnist().init(KEY)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 163_790
     for name, layer in params.items():
         weight, bound = np.asarray(layer["weight"], float), fan_in[name] ** -0.5
         assert np.abs(weight).max() <= bound and np.abs(layer["bias"]).max() <= bound

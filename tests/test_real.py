@@ -27,6 +27,7 @@ from asyncsim.real.peers import Peer
 from asyncsim.real.recording import assemble, check
 from asyncsim.real.server import RealWorker, Server
 from asyncsim.study.finished import figures as figures_of
+from asyncsim.study.finished import read
 
 ROOT = study.shipped("studies").parent
 #: Float64, a hundred commits: a dot product summed in another order, and what follows.
@@ -320,6 +321,9 @@ def test_shares_under_a_discipline_are_predicted_from_another(tmp_path):
     write_json(tmp_path / "config.json", {"study": "real"})
     drawn = [path.name for path in figures_of("real").draw(tmp_path)]
     assert drawn == ["fairness.png", "fairness.pdf"]
+    label = figures_of("real").fairness(read(tmp_path, "real")).get_label()
+    shares = tables[1]["share"]
+    assert f"{shares.min():.0%} to {shares.max():.0%} of the commits" in label
 
 
 @needs_ray
