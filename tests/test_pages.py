@@ -397,6 +397,9 @@ def test_a_timeline_of_rollouts_has_a_lane_for_each_slot():
     trained = trace.samples[trace.samples["outcome"] == "trained"]
     assert data["lanes"] == 4 and data["commits"] == len(trained)
     assert sorted(columns["staleness"]) == sorted(trained["staleness"])
+    tick = data["end"] / data["ticks"]
+    begun = (np.cumsum(columns["time"]) - columns["age"]) * tick
+    np.testing.assert_allclose(sorted(begun), sorted(trained["start_time"]), atol=2 * tick)
 
 
 @browser
