@@ -157,14 +157,15 @@ class RayExecutor(futures.Executor):
         ref = self._task.remote(call, refs, _versions())
         future: futures.Future[Any] = ref.future()
         self._started[future] = ref
+        # Ray keeps a result as long as somebody refers to it.
+        future.add_done_callback(lambda ended: self._started.pop(ended, None))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Cancel the tasks that have not ended."""
-        for future, ref in self._started.items():
-            if not future.done():
-                with contextlib.suppress(RayError):
-                    ray.cancel(ref, force=True)
+        for ref in list(self._started.values()):
+            with contextlib.suppress(RayError):
+                ray.cancel(ref, force=True)
 
     def _send(self, value: Any) -> Any:
         """Put an object where all nodes can get it, once."""
